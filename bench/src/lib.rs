@@ -1,0 +1,1 @@
+//! The overload cases, the load and the report.

@@ -1,0 +1,1 @@
+//! Tests of the C ABI; see `tests/`.

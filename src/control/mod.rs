@@ -1,0 +1,3 @@
+//! Decide who is cancelled.
+pub mod histogram;
+pub mod window;

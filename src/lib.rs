@@ -1,0 +1,2 @@
+//! libatropos (skeleton; see the contract in include/atropos.h)
+pub mod control;

@@ -1,0 +1,641 @@
+//! Who waits for whom, and the counterfactual: which waits would end if these tasks were gone?
+//!
+//! Everything is in dense indices (tasks and resources by their place in the window), built with a few sorts, so
+//! that a window of 1,000 tasks x 32 resources stays far below the controller's budget.
+//!
+//! Three shapes of blocking:
+//! - a **barrier** (LOCK, or any wait whose edges the host gave): waits that end once *all* its blockers are gone;
+//! - a **pool** (MEMORY, QUEUE): nobody in particular blocks; whoever holds a share of it gives back that share;
+//! - a **stuck slot**: whoever occupies a queue's server while it waits for a lock gives the server back only when
+//!   the lock's holder goes, so the relief of the queue belongs to that holder.
+
+use super::window::{EdgeKind, ResourceKind, TaskId, Window};
+
+/// A holder that acquired this much later than the oldest wait began still counts as "there before": events read a
+/// coarse clock.
+const CLOCK_SLACK_NS: u64 = 2_000_000;
+/// A wait younger than this is a hiccup when its task has held what others want ten times longer: without this a
+/// culprit that takes many short locks on its way would be excused at every second look.
+const BRIEF_WAIT_NS: u64 = 5_000_000;
+const BRIEF_WAIT_FACTOR: u64 = 10;
+/// Nobody: an untracked blocker.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaitRec {
+    pub task: u32,
+    pub resource: Option<u32>,
+    pub waited_ns: u64,
+    /// The part of it inside the window.
+    pub clipped_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocker {
+    pub task: u32,
+    pub kind: EdgeKind,
+}
+
+/// Waits that end once all blockers are gone.
+#[derive(Clone, Debug)]
+pub(super) struct Barrier {
+    pub resource: Option<u32>,
+    pub instance: u64,
+    pub blockers: Vec<Blocker>,
+    /// Somebody untracked blocks too: nothing we do ends these waits.
+    pub untracked: bool,
+    pub waits: Vec<u32>,
+}
+
+impl Barrier {
+    fn longest_wait_ns(&self, waits: &[WaitRec]) -> u64 {
+        self.waits.iter().map(|&w| waits[w as usize].waited_ns).max().unwrap_or(0)
+    }
+}
+
+/// One instance of a MEMORY or QUEUE resource.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    pub resource: u32,
+    pub instance: u64,
+    /// Units (MEMORY) or servers (QUEUE) that tasks hold.
+    pub total: u64,
+    pub holders: u32,
+    /// Execution time lost to this instance in the window.
+    pub lost_ns: u64,
+    /// Nobody in the pool runs (QUEUE): all its servers are stuck behind locks.
+    pub stuck: bool,
+}
+
+/// A task's part of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub pool: u32,
+    pub amount: u64,
+    pub held_ns: u64,
+}
+
+/// Rows of `T` per task, in one allocation.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rows<T> {
+    start: Vec<u32>,
+    items: Vec<T>,
+}
+
+impl<T> Rows<T> {
+    /// `pairs` = (row, item); the order inside a row is kept.
+    fn new(rows: usize, mut pairs: Vec<(u32, T)>) -> Self {
+        pairs.sort_by_key(|p| p.0);
+        let mut start = vec![0u32; rows + 1];
+        for (row, _) in &pairs {
+            start[*row as usize + 1] += 1;
+        }
+        for i in 0..rows {
+            start[i + 1] += start[i];
+        }
+        Rows { start, items: pairs.into_iter().map(|p| p.1).collect() }
+    }
+
+    pub fn row(&self, row: u32) -> &[T] {
+        match self.start.get(row as usize..row as usize + 2) {
+            Some(s) => &self.items[s[0] as usize..s[1] as usize],
+            None => &[],
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Graph {
+    pub tasks: usize,
+    pub resources: usize,
+    pub waits: Vec<WaitRec>,
+    pub barriers: Vec<Barrier>,
+    /// Per task: the barriers it blocks.
+    pub bars: Rows<(u32, EdgeKind)>,
+    /// Per task: the waits it is in.
+    pub waits_of: Rows<u32>,
+    /// Per wait: the barrier it stands before (`NONE` = unknown blocker, or a pool).
+    barrier_of: Vec<u32>,
+    pub pools: Vec<Pool>,
+    /// Per task: what it holds of pools.
+    pub parts: Rows<Part>,
+    /// The task waits for somebody: what it holds is its own blocker's fault.
+    pub blocked: Vec<bool>,
+    /// Per resource: is it a queue?
+    queue: Vec<bool>,
+}
+
+/// What a set of tasks would give back if it went.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Relief {
+    /// Per resource: time lost inside the window that would not have been.
+    pub freed_ns: Vec<u64>,
+    /// Tasks whose wait would end, without the set itself; ascending.
+    pub victims: Vec<u32>,
+    /// Barriers that would fall; ascending.
+    pub fallen: Vec<u32>,
+}
+
+/// Work space of the counterfactual, reused over candidates: a stamp makes clearing it free.
+pub(super) struct Scratch {
+    stamp: u32,
+    barrier: Vec<(u32, u32)>,
+    waits_left: Vec<(u32, u32)>,
+    task: Vec<(u32, Gone)>,
+    pool_freed: Vec<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    No,
+    /// Removed while it waits itself: it stops barring the queue, but is not to blame for what it holds.
+    QueueOnly,
+    Yes,
+}
+
+/// Dense numbering of ids.
+pub(super) struct Index<K> {
+    sorted: Vec<(K, u32)>,
+}
+
+impl<K: Ord + Copy> Index<K> {
+    pub fn new(ids: impl Iterator<Item = K>) -> Self {
+        let mut sorted: Vec<(K, u32)> = ids.enumerate().map(|(i, k)| (k, i as u32)).collect();
+        sorted.sort_unstable();
+        Index { sorted }
+    }
+
+    pub fn get(&self, id: K) -> Option<u32> {
+        self.sorted.binary_search_by(|probe| probe.0.cmp(&id)).ok().map(|i| self.sorted[i].1)
+    }
+}
+
+/// `a * b / c` without overflow; 0 when `c` is 0.
+pub(super) fn scale(a: u64, b: u64, c: u64) -> u64 {
+    if c == 0 {
+        return 0;
+    }
+    u64::try_from(a as u128 * b as u128 / c as u128).unwrap_or(u64::MAX)
+}
+
+/// The time of a wait inside the window.
+pub(super) fn clip(waited_ns: u64, window: &Window) -> u64 {
+    waited_ns.min(window.length_ns)
+}
+
+impl Graph {
+    /// `lost_ns` = execution time lost per resource (by place in the window), running waits included.
+    pub fn new(window: &Window, resources: &Index<u32>, lost_ns: &[u64]) -> Graph {
+        let kind_of = |r: u32| window.resources[r as usize].kind;
+        let tasks = window.tasks.len();
+        let mut g = Graph {
+            tasks,
+            resources: window.resources.len(),
+            queue: window.resources.iter().map(|r| r.kind == ResourceKind::Queue).collect(),
+            ..Graph::default()
+        };
+
+        // Waits, and the (resource, instance) groups of those that need inference.
+        let edges = EdgeIndex::new(window);
+        let mut wait_pairs = Vec::new();
+        let mut keyed: Vec<(u32, u64, u32)> = Vec::new();
+        let mut run_wait_ns = vec![0u64; window.resources.len()];
+        let mut pool_waits: Vec<(u32, u64, u64)> = Vec::new();
+        for (t, task) in window.tasks.iter().enumerate() {
+            let t = t as u32;
+            let has_edges = edges.of(t).next().is_some();
+            let first = g.waits.len() as u32;
+            for wait in &task.waits {
+                let Some(r) = resources.get(wait.resource) else { continue };
+                let kind = kind_of(r);
+                let clipped_ns = clip(wait.waited_ns, window);
+                if kind != ResourceKind::Lock {
+                    run_wait_ns[r as usize] = run_wait_ns[r as usize].saturating_add(clipped_ns);
+                    pool_waits.push((r, wait.instance, clipped_ns));
+                }
+                if kind == ResourceKind::Memory {
+                    continue; // it runs on, only slower
+                }
+                let w = g.waits.len() as u32;
+                g.waits.push(WaitRec { task: t, resource: Some(r), waited_ns: wait.waited_ns, clipped_ns });
+                wait_pairs.push((t, w));
+                if !has_edges && kind == ResourceKind::Lock {
+                    keyed.push((r, wait.instance, w));
+                }
+            }
+            if has_edges {
+                if g.waits.len() as u32 == first {
+                    // The host knows of a wait that was not traced: it blocks, but has no length.
+                    let r = edges.of(t).find_map(|e| resources.get(e.resource));
+                    wait_pairs.push((t, first));
+                    g.waits.push(WaitRec { task: t, resource: r, waited_ns: 0, clipped_ns: 0 });
+                }
+                g.push_edge_barrier(&edges, t, (first..g.waits.len() as u32).collect(), resources);
+            }
+        }
+        g.waits_of = Rows::new(tasks, wait_pairs);
+
+        // Holders of the waited-for locks, and of the contended pools.
+        keyed.sort_unstable();
+        let mut groups: Vec<(u32, u64)> = keyed.iter().map(|k| (k.0, k.1)).collect();
+        groups.dedup();
+        let mut holders: Vec<(u32, u32, u64)> = Vec::new(); // (group, task, held_ns)
+        let mut pool_holders: Vec<(u32, u64, u32, u64, u64)> = Vec::new();
+        let mut oldest_hold_ns = vec![0u64; tasks];
+        for (t, task) in window.tasks.iter().enumerate() {
+            for h in &task.holdings {
+                oldest_hold_ns[t] = oldest_hold_ns[t].max(h.held_ns);
+                let Some(r) = resources.get(h.resource) else { continue };
+                match kind_of(r) {
+                    ResourceKind::Lock => {
+                        if let Ok(group) = groups.binary_search(&(r, h.instance)) {
+                            holders.push((group as u32, t as u32, h.held_ns));
+                        }
+                    }
+                    kind if lost_ns[r as usize] > 0 => {
+                        let amount = if kind == ResourceKind::Queue { 1 } else { h.amount };
+                        pool_holders.push((r, h.instance, t as u32, amount, h.held_ns));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        g.infer_barriers(&keyed, &groups, holders);
+
+        let bars = g.barriers.iter().enumerate();
+        let bars = bars.flat_map(|(b, x)| x.blockers.iter().map(move |k| (k.task, (b as u32, k.kind)))).collect();
+        g.bars = Rows::new(tasks, bars);
+        g.barrier_of = vec![NONE; g.waits.len()];
+        for (b, barrier) in g.barriers.iter().enumerate() {
+            for &w in &barrier.waits {
+                g.barrier_of[w as usize] = b as u32;
+            }
+        }
+
+        g.build_pools(pool_holders, pool_waits, &run_wait_ns, lost_ns, window);
+        g.mark_blocked(&oldest_hold_ns);
+        g
+    }
+
+    fn push_edge_barrier(&mut self, edges: &EdgeIndex, waiter: u32, waits: Vec<u32>, resources: &Index<u32>) {
+        let mut barrier =
+            Barrier { resource: None, instance: 0, blockers: Vec::new(), untracked: false, waits };
+        for e in edges.of(waiter) {
+            if barrier.resource.is_none() {
+                barrier.resource = resources.get(e.resource);
+                barrier.instance = e.instance;
+            }
+            match e.blocker {
+                NONE => barrier.untracked = true,
+                b if b == waiter => {} // a worker of the same task
+                b => match barrier.blockers.iter_mut().find(|k| k.task == b) {
+                    // Holding is the stronger tie: it stands whatever becomes of the queue.
+                    Some(known) if e.kind == EdgeKind::Holds => known.kind = EdgeKind::Holds,
+                    Some(_) => {}
+                    None => barrier.blockers.push(Blocker { task: b, kind: e.kind }),
+                },
+            }
+        }
+        barrier.untracked |= barrier.blockers.is_empty();
+        self.barriers.push(barrier);
+    }
+
+    /// LOCK waits without edges: the holders of the same instance block.
+    fn infer_barriers(&mut self, keyed: &[(u32, u64, u32)], groups: &[(u32, u64)], mut holders: Vec<(u32, u32, u64)>) {
+        // One entry per group and task: the longest hold first, then drop the rest.
+        holders.sort_unstable_by_key(|&(group, task, held)| (group, task, std::cmp::Reverse(held)));
+        holders.dedup_by_key(|h| (h.0, h.1));
+        let (mut w, mut h) = (0, 0);
+        for (group, &(resource, instance)) in groups.iter().enumerate() {
+            let waits = take_while(keyed, &mut w, |k| (k.0, k.1) == (resource, instance));
+            let mut held = take_while(&holders, &mut h, |x| x.0 == group as u32);
+            // Whoever acquired after the oldest wait began did not cause it (a compatible reader passing by);
+            // unless nobody is left: then the lock changes hands quickly and its present holders are all there is.
+            let oldest = waits.iter().map(|k| self.waits[k.2 as usize].waited_ns).max().unwrap_or(0);
+            let before: Vec<_> =
+                held.iter().copied().filter(|x| x.2.saturating_add(CLOCK_SLACK_NS) >= oldest).collect();
+            if !before.is_empty() {
+                held = &before;
+            }
+            let blocker = |x: &(u32, u32, u64)| Blocker { task: x.1, kind: EdgeKind::Holds };
+            let (own, others): (Vec<u32>, Vec<u32>) = waits
+                .iter()
+                .map(|k| k.2)
+                .partition(|&w| held.binary_search_by_key(&self.waits[w as usize].task, |x| x.1).is_ok());
+            let mut push = |blockers: Vec<Blocker>, waits: Vec<u32>| {
+                let untracked = blockers.is_empty();
+                self.barriers.push(Barrier { resource: Some(resource), instance, blockers, untracked, waits });
+            };
+            if !others.is_empty() {
+                push(held.iter().map(blocker).collect(), others);
+            }
+            for wait in own {
+                // It wants more of what it holds (an upgrade): the other holders are in its way.
+                let me = self.waits[wait as usize].task;
+                let blockers = held.iter().filter(|x| x.1 != me).map(blocker).collect::<Vec<_>>();
+                let untracked = blockers.is_empty();
+                let waits = vec![wait];
+                self.barriers.push(Barrier { resource: Some(resource), instance, blockers, untracked, waits });
+            }
+        }
+    }
+
+    fn build_pools(
+        &mut self,
+        mut holders: Vec<(u32, u64, u32, u64, u64)>,
+        mut waits: Vec<(u32, u64, u64)>,
+        run_wait_ns: &[u64],
+        lost_ns: &[u64],
+        window: &Window,
+    ) {
+        holders.sort_unstable();
+        waits.sort_unstable();
+        let mut total_of = vec![0u64; window.resources.len()];
+        for h in &holders {
+            total_of[h.0 as usize] = total_of[h.0 as usize].saturating_add(h.3);
+        }
+        let mut parts: Vec<(u32, Part)> = Vec::new();
+        let (mut h, mut w) = (0, 0);
+        while h < holders.len() {
+            let (resource, instance) = (holders[h].0, holders[h].1);
+            let members = take_while(&holders, &mut h, |x| (x.0, x.1) == (resource, instance));
+            while w < waits.len() && (waits[w].0, waits[w].1) < (resource, instance) {
+                w += 1;
+            }
+            let waited = take_while(&waits, &mut w, |x| (x.0, x.1) == (resource, instance));
+            let waited_ns = waited.iter().fold(0u64, |sum, x| sum.saturating_add(x.2));
+            let total = members.iter().fold(0u64, |sum, x| sum.saturating_add(x.3));
+            let r = resource as usize;
+            // The loss belongs to the instances that tasks wait for; without tracked waiters to all alike.
+            let lost_ns = match run_wait_ns[r] {
+                0 => scale(lost_ns[r], total, total_of[r]),
+                all => scale(lost_ns[r], waited_ns, all),
+            };
+            let pool = self.pools.len() as u32;
+            let mut distinct = 0;
+            let mut last = NONE;
+            for m in members {
+                if m.2 == last {
+                    let part = &mut parts.last_mut().expect("a member came before").1;
+                    part.amount = part.amount.saturating_add(m.3);
+                    part.held_ns = part.held_ns.max(m.4);
+                    continue;
+                }
+                last = m.2;
+                distinct += 1;
+                parts.push((m.2, Part { pool, amount: m.3, held_ns: m.4 }));
+            }
+            self.pools.push(Pool { resource, instance, total, holders: distinct, lost_ns, stuck: false });
+        }
+        self.parts = Rows::new(self.tasks, parts);
+    }
+
+    /// A task that waits for a lock (not just briefly) or for a queue that still moves is blocked. Memory waits do
+    /// not block: the task runs on, slower. A queue whose servers are all stuck behind locks excuses nobody: whoever
+    /// waits for it with a lock in hand may be what it is stuck on.
+    fn mark_blocked(&mut self, oldest_hold_ns: &[u64]) {
+        let is_queue = |w: &WaitRec| w.resource.is_some_and(|r| self.queue[r as usize]);
+        let brief = |w: &WaitRec| {
+            w.waited_ns < BRIEF_WAIT_NS
+                && w.waited_ns.saturating_mul(BRIEF_WAIT_FACTOR) < oldest_hold_ns[w.task as usize]
+        };
+        let mut blocked = vec![false; self.tasks];
+        for (i, w) in self.waits.iter().enumerate() {
+            let pinned = !is_queue(w) || self.barrier_of[i] != NONE;
+            if pinned && !brief(w) {
+                blocked[w.task as usize] = true;
+            }
+        }
+        let mut runs = vec![false; self.pools.len()];
+        for t in 0..self.tasks as u32 {
+            for part in self.parts.row(t) {
+                runs[part.pool as usize] |= !blocked[t as usize];
+            }
+        }
+        let mut has_pool = vec![false; self.resources];
+        let mut moves = vec![false; self.resources];
+        for (pool, &runs) in self.pools.iter_mut().zip(&runs) {
+            pool.stuck = !runs;
+            has_pool[pool.resource as usize] = true;
+            moves[pool.resource as usize] |= runs;
+        }
+        for (i, w) in self.waits.iter().enumerate() {
+            if let Some(r) = w.resource.map(|r| r as usize) {
+                let queued = self.queue[r] && self.barrier_of[i] == NONE;
+                if queued && (moves[r] || !has_pool[r]) && !brief(w) {
+                    blocked[w.task as usize] = true;
+                }
+            }
+        }
+        self.blocked = blocked;
+    }
+
+    pub fn scratch(&self) -> Scratch {
+        Scratch {
+            stamp: 0,
+            barrier: vec![(0, 0); self.barriers.len()],
+            waits_left: vec![(0, 0); self.tasks],
+            task: vec![(0, Gone::No); self.tasks],
+            pool_freed: vec![0; self.pools.len()],
+        }
+    }
+
+    /// The counterfactual for a set of tasks. A freed waiter runs and then frees those who wait for what it holds;
+    /// every barrier falls at most once and every task goes at most once, so cycles end.
+    pub fn relief(&self, set: &[u32], s: &mut Scratch) -> Relief {
+        s.stamp += 1;
+        let stamp = s.stamp;
+        let mut out = Relief { freed_ns: vec![0; self.resources], ..Relief::default() };
+        let mut bars_to_hit: Vec<u32> = Vec::new();
+        for &t in set {
+            let state = if self.blocked[t as usize] { Gone::QueueOnly } else { Gone::Yes };
+            s.task[t as usize] = (stamp, state);
+            bars_to_hit.extend(
+                self.bars.row(t).iter().filter(|b| state == Gone::Yes || b.1 == EdgeKind::Queued).map(|b| b.0),
+            );
+        }
+        let mut next = 0;
+        while next < bars_to_hit.len() {
+            let b = bars_to_hit[next];
+            next += 1;
+            let barrier = &self.barriers[b as usize];
+            let left = &mut s.barrier[b as usize];
+            if left.0 != stamp {
+                *left = (stamp, barrier.blockers.len() as u32 + barrier.untracked as u32);
+            }
+            left.1 -= 1;
+            if left.1 > 0 {
+                continue;
+            }
+            out.fallen.push(b);
+            for &w in &barrier.waits {
+                let wait = &self.waits[w as usize];
+                let t = wait.task as usize;
+                if let Some(r) = wait.resource {
+                    let freed = &mut out.freed_ns[r as usize];
+                    *freed = freed.saturating_add(wait.clipped_ns);
+                }
+                let left = &mut s.waits_left[t];
+                if left.0 != stamp {
+                    *left = (stamp, self.waits_of.row(wait.task).len() as u32);
+                }
+                left.1 -= 1;
+                let state = &mut s.task[t];
+                if state.0 != stamp {
+                    *state = (stamp, Gone::No);
+                    out.victims.push(wait.task);
+                }
+                if left.1 == 0 && state.1 != Gone::Yes {
+                    let was = std::mem::replace(&mut state.1, Gone::Yes);
+                    let bars = self.bars.row(wait.task).iter();
+                    bars_to_hit.extend(bars.filter(|b| was == Gone::No || b.1 == EdgeKind::Holds).map(|b| b.0));
+                }
+            }
+        }
+        // A task that only barred the queue stops waiting too: without this the report it waits for would always
+        // seem to free a little more than it does.
+        if !out.victims.is_empty() {
+            for &t in set.iter().filter(|&&t| s.task[t as usize].1 == Gone::QueueOnly) {
+                for &w in self.waits_of.row(t) {
+                    let b = self.barrier_of[w as usize];
+                    let fell = b != NONE && s.barrier[b as usize] == (stamp, 0);
+                    if let (false, Some(r)) = (fell, self.waits[w as usize].resource) {
+                        let freed = &mut out.freed_ns[r as usize];
+                        *freed = freed.saturating_add(self.waits[w as usize].clipped_ns);
+                    }
+                }
+            }
+        }
+        self.free_pools(set, s, &mut out);
+        out.victims.sort_unstable();
+        out.fallen.sort_unstable();
+        out
+    }
+
+    /// The shares of pools that come back: all that the set holds, and the servers that freed waiters were stuck on.
+    fn free_pools(&self, set: &[u32], s: &mut Scratch, out: &mut Relief) {
+        if self.pools.is_empty() {
+            return;
+        }
+        let mut touched: Vec<u32> = Vec::new();
+        let freed_waiters = out.victims.len();
+        for i in 0..set.len() + freed_waiters {
+            let (t, own) = if i < set.len() { (set[i], true) } else { (out.victims[i - set.len()], false) };
+            if s.task[t as usize] != (s.stamp, Gone::Yes) {
+                continue; // a server stuck behind a lock would only be taken by the next one that gets stuck
+            }
+            for part in self.parts.row(t) {
+                let pool = &self.pools[part.pool as usize];
+                let queue = self.queue[pool.resource as usize];
+                let counts = if queue {
+                    own || self.blocked[t as usize]
+                } else {
+                    own && monopolises(part.amount, pool)
+                };
+                if counts && pool.lost_ns > 0 {
+                    if s.pool_freed[part.pool as usize] == 0 {
+                        touched.push(part.pool);
+                    }
+                    let freed = &mut s.pool_freed[part.pool as usize];
+                    *freed = freed.saturating_add(part.amount);
+                }
+            }
+        }
+        let mut relieved: Vec<u32> = Vec::new();
+        for p in touched {
+            let pool = &self.pools[p as usize];
+            let amount = std::mem::take(&mut s.pool_freed[p as usize]);
+            let freed = &mut out.freed_ns[pool.resource as usize];
+            *freed = freed.saturating_add(scale(pool.lost_ns, amount.min(pool.total), pool.total));
+            relieved.push(pool.resource);
+        }
+        let _ = relieved;
+    }
+
+    /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait.
+    /// `direct(task, barrier)` = (usage, gain) of a holder that runs.
+    pub fn inherited(&self, t: u32, direct: &dyn Fn(u32, u32) -> (u64, f64)) -> (u64, f64) {
+        let mut best = (0u64, 0f64);
+        let mut seen = vec![t];
+        let mut next = 0;
+        while next < seen.len() {
+            let task = seen[next];
+            next += 1;
+            for &w in self.waits_of.row(task) {
+                let waited = self.waits[w as usize].waited_ns;
+                if task == t {
+                    best.0 = best.0.max(waited);
+                    best.1 = best.1.max(waited as f64);
+                }
+                let b = self.barrier_of[w as usize];
+                if b == NONE {
+                    continue;
+                }
+                for k in &self.barriers[b as usize].blockers {
+                    if self.blocked[k.task as usize] {
+                        if !seen.contains(&k.task) {
+                            seen.push(k.task);
+                        }
+                    } else {
+                        best.1 = best.1.max(direct(k.task, b).1);
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    pub fn longest_wait_ns(&self, barrier: u32) -> u64 {
+        self.barriers[barrier as usize].longest_wait_ns(&self.waits)
+    }
+}
+
+/// Among several holders of memory only those well above the fair share are to blame: twice the fair share, or (of
+/// few holders) half way from the fair share to all of it.
+fn monopolises(amount: u64, pool: &Pool) -> bool {
+    let fair = 1.0 / pool.holders.max(1) as f64;
+    amount as f64 >= pool.total as f64 * (2.0 * fair).min((1.0 + fair) / 2.0)
+}
+
+/// The run of items from `*at` on for which `same` holds; moves `*at` behind it.
+fn take_while<'a, T>(items: &'a [T], at: &mut usize, same: impl Fn(&T) -> bool) -> &'a [T] {
+    let start = *at;
+    while *at < items.len() && same(&items[*at]) {
+        *at += 1;
+    }
+    &items[start..*at]
+}
+
+struct DenseEdge {
+    blocker: u32,
+    kind: EdgeKind,
+    resource: u32,
+    instance: u64,
+}
+
+/// The host's edges by waiter, in dense task numbers.
+struct EdgeIndex {
+    rows: Rows<DenseEdge>,
+}
+
+impl EdgeIndex {
+    fn new(window: &Window) -> Self {
+        if window.edges.is_empty() {
+            return EdgeIndex { rows: Rows::default() };
+        }
+        let ids: Index<TaskId> = Index::new(window.tasks.iter().map(|t| t.id));
+        // Sorted by what they say, so that the order in which the host lists them changes nothing.
+        let mut edges = window.edges.clone();
+        edges.sort_unstable_by_key(|e| (e.waiter, e.resource, e.instance, e.blocker, e.kind == EdgeKind::Queued));
+        let pairs = edges.iter().filter_map(|e| {
+            let waiter = ids.get(e.waiter)?;
+            let blocker = if e.blocker == 0 { NONE } else { ids.get(e.blocker).unwrap_or(NONE) };
+            Some((waiter, DenseEdge { blocker, kind: e.kind, resource: e.resource, instance: e.instance }))
+        });
+        EdgeIndex { rows: Rows::new(window.tasks.len(), pairs.collect()) }
+    }
+
+    fn of(&self, waiter: u32) -> impl Iterator<Item = &DenseEdge> {
+        self.rows.row(waiter).iter()
+    }
+}

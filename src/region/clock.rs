@@ -1,0 +1,96 @@
+//! Time: monotonic nanoseconds, the same in all processes of a region.
+//!
+//! Normally hot calls read `coarse_ns`, which the controller refreshes; one load. While an overload is suspected
+//! `coarse_ns` is 0 and they read the time stamp counter, scaled by numbers in the region that all processes share.
+//! The counter is trusted only where the kernel itself trusts it as its clock source; else clock_gettime serves.
+
+use super::layout::Clock;
+use crate::primitive::Ordering::{Acquire, Relaxed, Release};
+
+/// CLOCK_MONOTONIC in ns.
+pub fn monotonic_ns() -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `ts` is valid for writing; CLOCK_MONOTONIC always exists on Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn tsc() -> u64 {
+    // SAFETY: every x86-64 processor has rdtsc; the kernel keeps it readable from user mode.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn kernel_trusts_tsc() -> bool {
+    std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+        .is_ok_and(|s| s.trim() == "tsc")
+}
+
+impl Clock {
+    /// Measures the counter's rate (about 10 ms). Called once, by the region's creator, before anybody reads.
+    pub fn calibrate(&self) {
+        #[cfg(target_arch = "x86_64")]
+        if kernel_trusts_tsc() {
+            // Of several readings the tightest pair is the one no interrupt split.
+            let pair = || {
+                (0..16)
+                    .map(|_| {
+                        let before = tsc();
+                        let ns = monotonic_ns();
+                        let after = tsc();
+                        (after.wrapping_sub(before), before + after.wrapping_sub(before) / 2, ns)
+                    })
+                    .min_by_key(|p| p.0)
+                    .map(|(_, tsc, ns)| (tsc, ns))
+                    .unwrap_or((tsc(), monotonic_ns()))
+            };
+            let (tsc0, ns0) = pair();
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            let (tsc1, ns1) = pair();
+            if tsc1 > tsc0 && ns1 > ns0 {
+                let mult = (((ns1 - ns0) as u128) << 32) / (tsc1 - tsc0) as u128;
+                self.tsc_base.store(tsc0, Relaxed);
+                self.ns_base.store(ns0, Relaxed);
+                self.mult.store(mult as u64, Relaxed);
+                self.use_tsc.store(1, Release);
+            }
+        }
+        let now = self.precise_ns();
+        self.refreshed_ns.store(now, Relaxed);
+        self.coarse_ns.store(now, Relaxed);
+    }
+
+    /// Exact time now.
+    #[inline(always)]
+    pub fn precise_ns(&self) -> u64 {
+        #[cfg(target_arch = "x86_64")]
+        if self.use_tsc.load(Relaxed) == 1 {
+            let ticks = tsc().wrapping_sub(self.tsc_base.load(Relaxed));
+            return self.ns_base.load(Relaxed) + ((ticks as u128 * self.mult.load(Relaxed) as u128) >> 32) as u64;
+        }
+        monotonic_ns()
+    }
+
+    /// The time hot calls note: cached, or exact while precision is asked for.
+    #[inline(always)]
+    pub fn event_ns(&self) -> u64 {
+        let coarse = self.coarse_ns.load(Relaxed);
+        if coarse != 0 {
+            coarse
+        } else {
+            self.precise_ns()
+        }
+    }
+
+    /// Leader only: refreshes the cached time, or closes it so that events are exact.
+    pub fn refresh(&self, now_ns: u64, precise: bool) {
+        self.refreshed_ns.store(now_ns, Relaxed);
+        self.coarse_ns.store(if precise { 0 } else { now_ns }, Relaxed);
+    }
+
+    pub fn tracing_since_ns(&self) -> u64 {
+        self.tracing_since_ns.load(Acquire)
+    }
+}

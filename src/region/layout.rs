@@ -1,0 +1,320 @@
+//! The region's memory, field by field. Everything is an atomic, zero is every field's valid first state, and
+//! offsets stand in for pointers, so processes may map it anywhere.
+//!
+//! Who writes what: a `Trace` and the owner part of a `TaskSlot` by the task's own thread; the mailbox, clock, lease
+//! heartbeat and decisions by the leading controller; the rest by compare-and-swap.
+
+use super::seqcount::SeqCount;
+use crate::control::histogram::BUCKETS;
+use crate::primitive::{AtomicI32, AtomicU32, AtomicU64, AtomicU8};
+use core::mem::{offset_of, size_of};
+
+pub const MAGIC: u64 = u64::from_le_bytes(*b"atroposR");
+/// Raised with every change of this file that moves a field.
+pub const LAYOUT_VERSION: u32 = 1;
+
+pub const MAX_RESOURCES: usize = 32;
+pub const MAX_CLASSES: usize = 16;
+/// Completions of one class are counted in this many places, so that cores do not share a line.
+pub const SHARDS: usize = 8;
+pub const MAX_AGENTS: usize = 256;
+pub const NAME_BYTES: usize = 32;
+pub const LABEL_WORDS: usize = 6;
+pub const REASON_WORDS: usize = 20;
+/// Holdings a worker can have at once: sets of ways, as in a set-associative cache.
+pub const WAYS: usize = 8;
+pub const SETS: usize = 8;
+pub const HOLDINGS: usize = WAYS * SETS;
+pub const DECISIONS: usize = 64;
+pub const DECISION_BYTES: usize = 4096;
+
+/// Process-independent identity: a pid alone is reused.
+#[repr(C)]
+pub struct Owner {
+    pub pid: AtomicU32,
+    pub start_ticks: AtomicU64,
+}
+
+#[repr(C, align(64))]
+pub struct Identity {
+    pub magic: AtomicU64,
+    pub layout_version: AtomicU32,
+    pub header_bytes: AtomicU32,
+    pub total_bytes: AtomicU64,
+    pub max_tasks: AtomicU32,
+    pub max_workers: AtomicU32,
+    pub creator: Owner,
+    /// Stored last (Release), read first (Acquire).
+    pub ready: AtomicU32,
+}
+
+/// Read by every hot call; written by the leader only.
+#[repr(C, align(64))]
+pub struct Clock {
+    /// The cached time; 0 = hot calls read the precise clock.
+    pub coarse_ns: AtomicU64,
+    /// Time tracing was last turned on: older records are leftovers.
+    pub tracing_since_ns: AtomicU64,
+    /// The last refresh, kept also while `coarse_ns` is 0.
+    pub refreshed_ns: AtomicU64,
+    /// 1 = time stamp counter with the scale below, 0 = clock_gettime.
+    pub use_tsc: AtomicU32,
+    pub tsc_base: AtomicU64,
+    pub ns_base: AtomicU64,
+    /// ns = ns_base + ((tsc - tsc_base) * mult >> 32)
+    pub mult: AtomicU64,
+}
+
+/// What `atropos_gate` points to: 0 = closed.
+#[repr(C, align(64))]
+pub struct Gate {
+    pub open: AtomicU32,
+}
+
+/// The numbers of the configuration, as all processes of the region see them.
+#[repr(C, align(64))]
+pub struct Settings {
+    pub version: AtomicU64,
+    pub seq: SeqCount,
+    pub words: [AtomicU64; 16],
+}
+
+/// Controller leadership.
+#[repr(C, align(64))]
+pub struct Lease {
+    /// term << 32 | pid; 0 = nobody.
+    pub word: AtomicU64,
+    pub heartbeat_ns: AtomicU64,
+    /// Leader's start time, for telling a reused pid.
+    pub start_ticks: AtomicU64,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters of the whole region.
+        #[repr(C, align(64))]
+        pub struct Counters { $($(#[$doc])* pub $name: AtomicU64),* }
+        impl Counters {
+            /// Every counter by name, for reports.
+            pub fn all(&self) -> Vec<(&'static str, &AtomicU64)> {
+                vec![$((stringify!($name), &self.$name)),*]
+            }
+        }
+    };
+}
+counters! {
+    /// Tasks that run untracked because the table was full.
+    tasks_untracked,
+    workers_untracked,
+    resources_refused,
+    /// Slots taken back from dead processes.
+    slots_reaped,
+    ticks,
+    windows,
+    /// Ticks that found a gap in the clock (a controller that had paused).
+    clock_gaps,
+    lease_changes,
+    suspected,
+    overloads_resource,
+    overloads_regular,
+    decisions,
+    cancels_requested,
+    cancels_acknowledged,
+    cancels_escalated,
+    cancels_unresponsive,
+    cancels_over_budget,
+    would_cancel,
+    actions_failed,
+    agents_refused,
+    /// Snapshots given up because their writer never paused.
+    unstable_reads,
+    edges_truncated,
+    logs_failed,
+}
+
+#[repr(C, align(64))]
+pub struct ResourceEntry {
+    /// 0 empty, pid << 2 | 1 claimed, 2 ready.
+    pub state: AtomicU64,
+    pub kind: AtomicU32,
+    pub name: [AtomicU8; NAME_BYTES],
+    pub queue_waiting: AtomicU64,
+    pub queue_oldest_wait_ns: AtomicU64,
+    pub queue_observed_ns: AtomicU64,
+}
+
+/// A process that runs cancel actions for its own tasks.
+#[repr(C, align(64))]
+pub struct Agent {
+    /// pid << 1 | 1; 0 = free.
+    pub word: AtomicU64,
+    pub start_ticks: AtomicU64,
+    /// Rung (incremented) when a mailbox of this process was filled; a futex word.
+    pub doorbell: AtomicU32,
+}
+
+#[repr(C, align(64))]
+pub struct ClassShard {
+    pub buckets: [AtomicU32; BUCKETS],
+}
+
+/// A recorded decision, as JSON text.
+#[repr(C, align(64))]
+pub struct DecisionEntry {
+    pub seq: SeqCount,
+    /// Decision id; 0 = empty.
+    pub id: AtomicU64,
+    pub length: AtomicU32,
+    pub text: [AtomicU8; DECISION_BYTES],
+}
+
+#[repr(C)]
+pub struct ResourceCell {
+    pub wait_ns: AtomicU64,
+    pub hold_ns: AtomicU64,
+    pub acquired: AtomicU64,
+    pub evicted: AtomicU64,
+}
+
+/// What one worker does: written by its own thread only.
+#[repr(C, align(64))]
+pub struct Trace {
+    pub seq: SeqCount,
+    /// Bit per holding in use.
+    pub occupied: AtomicU64,
+    /// Bit per resource with a non-zero cell.
+    pub touched: AtomicU32,
+    /// Resource waited for; 0 = none.
+    pub wait_resource: AtomicU32,
+    pub wait_instance: AtomicU64,
+    pub wait_start_ns: AtomicU64,
+    pub blocked_by: AtomicU64,
+    pub progress_done: AtomicU64,
+    pub progress_total: AtomicU64,
+    /// Holdings that found no place; their holder cannot be blamed for them.
+    pub holdings_lost: AtomicU32,
+    /// Releases of something not held.
+    pub releases_unmatched: AtomicU32,
+    pub held_resource: [AtomicU8; HOLDINGS],
+    pub held_instance: [AtomicU64; HOLDINGS],
+    pub held_since_ns: [AtomicU64; HOLDINGS],
+    pub held_amount: [AtomicU64; HOLDINGS],
+    pub cells: [ResourceCell; MAX_RESOURCES],
+}
+
+/// A cancel request: written by the leader, read by the owner.
+#[repr(C, align(64))]
+pub struct Mailbox {
+    pub seq: SeqCount,
+    /// The scope it is for; stored last. 0 = empty.
+    pub scope: AtomicU64,
+    pub decision_id: AtomicU64,
+    pub instance: AtomicU64,
+    pub held_ns: AtomicU64,
+    pub resource: AtomicU32,
+    pub rung: AtomicU32,
+    pub victims: AtomicU32,
+    pub reason: [AtomicU64; REASON_WORDS],
+}
+
+#[repr(C, align(64))]
+pub struct TaskSlot {
+    /// generation << STATE_BITS | state
+    pub state: AtomicU64,
+    pub owner: Owner,
+    pub key: AtomicU64,
+    pub parent: AtomicU64,
+    /// Scope sequence: only the owner changes it, it never goes back, not even for the slot's next task.
+    pub scope: AtomicU64,
+    /// Begin of the request in flight; 0 = idle.
+    pub request_start_ns: AtomicU64,
+    pub work_start_ns: AtomicU64,
+    pub client_wait_start_ns: AtomicU64,
+    /// Client time inside the request in flight.
+    pub client_wait_ns: AtomicU64,
+    /// Total execution time of ended requests, over the slot's life.
+    pub exec_ns: AtomicU64,
+    pub completions: AtomicU64,
+    pub failures: AtomicU64,
+    /// The last scope whose cancel the host acted on.
+    pub acknowledged_scope: AtomicU64,
+    pub class: AtomicU32,
+    pub priority: AtomicI32,
+    pub flags: AtomicU32,
+    pub label: [AtomicU64; LABEL_WORDS],
+    pub mailbox: Mailbox,
+    pub trace: Trace,
+}
+
+#[repr(C, align(64))]
+pub struct WorkerSlot {
+    pub state: AtomicU64,
+    pub owner: Owner,
+    pub task: AtomicU64,
+    pub trace: Trace,
+}
+
+#[repr(C)]
+pub struct Header {
+    pub identity: Identity,
+    pub clock: Clock,
+    pub gate: Gate,
+    pub settings: Settings,
+    pub lease: Lease,
+    pub counters: Counters,
+    /// Next place to look for a free slot.
+    pub task_hint: AtomicU32,
+    pub worker_hint: AtomicU32,
+    /// One past the highest slot ever used.
+    pub tasks_used: AtomicU32,
+    pub workers_used: AtomicU32,
+    pub next_decision: AtomicU64,
+    /// What the controller thinks now: 0 learning, 1 normal, 2 suspected, 3 overload.
+    pub controller_state: AtomicU32,
+    pub p99_ns: AtomicU64,
+    pub slo_ns: AtomicU64,
+    pub throughput_milli_per_s: AtomicU64,
+    pub resources: [ResourceEntry; MAX_RESOURCES],
+    pub agents: [Agent; MAX_AGENTS],
+    pub classes: [[ClassShard; SHARDS]; MAX_CLASSES],
+    pub decisions: [DecisionEntry; DECISIONS],
+}
+
+// States of a task or worker slot.
+pub const STATE_BITS: u32 = 2;
+pub const FREE: u64 = 0;
+/// Being filled in by its new owner.
+pub const CLAIMED: u64 = 1;
+pub const ACTIVE: u64 = 2;
+/// Ended, but kept by its thread for its next task; anybody may take it when no slot is free.
+pub const CACHED: u64 = 3;
+
+// Flags of a task.
+pub const FLAG_BACKGROUND: u32 = 1;
+pub const FLAG_PROTECTED: u32 = 2;
+pub const FLAG_RETRIED: u32 = 4;
+pub const FLAG_UNCANCELLABLE: u32 = 8;
+/// The request in flight is the one that creating the task began.
+pub const FLAG_IMPLICIT_REQUEST: u32 = 16;
+
+/// Bytes of a region with these table sizes.
+pub const fn region_bytes(max_tasks: u32, max_workers: u32) -> usize {
+    size_of::<Header>()
+        + max_tasks as usize * size_of::<TaskSlot>()
+        + max_workers as usize * size_of::<WorkerSlot>()
+}
+
+// The layout is an ABI between processes that may run different builds: a moved field must raise LAYOUT_VERSION.
+const _: () = {
+    assert!(offset_of!(Identity, ready) == 48);
+    assert!(offset_of!(Clock, coarse_ns) == 0);
+    assert!(size_of::<Identity>() == 64 && size_of::<Clock>() == 64 && size_of::<Gate>() == 64);
+    assert!(offset_of!(Header, clock) == 64 && offset_of!(Header, gate) == 128);
+    assert!(size_of::<Trace>() == 2752);
+    assert!(size_of::<Mailbox>() == 256);
+    assert!(size_of::<TaskSlot>() == 3200);
+    assert!(size_of::<WorkerSlot>() == 2816);
+    assert!(size_of::<Header>() % 64 == 0);
+    assert!(MAX_RESOURCES <= 32, "`touched` has a bit each; resource numbers fit u8");
+    assert!(HOLDINGS == 64, "`occupied` has a bit each");
+};

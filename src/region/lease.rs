@@ -1,0 +1,113 @@
+//! Leadership: one controller per region at a time.
+//!
+//! The lease is a word (term and pid) changed by compare-and-swap only, and a heartbeat. A candidate takes over when
+//! the leader's process is gone or its heartbeat is two periods old. A leader that was suspended finds another term
+//! when it wakes, and steps back before it writes anything.
+
+use super::layout::Lease;
+use super::owner::ProcessId;
+use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// A leader beats at least this often; a candidate waits two of them.
+pub const HEARTBEAT_NS: u64 = 100_000_000;
+
+/// What a tick may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Leads since earlier.
+    Leader,
+    /// Leads from now on: state kept from an earlier term is void.
+    NewLeader,
+    Follower,
+}
+
+impl Lease {
+    /// Renews, takes over or stands by. `term` is what this candidate remembers of its own leadership (0 = none).
+    pub fn contend(&self, me: ProcessId, term: &mut u32, now_ns: u64) -> Role {
+        let word = self.word.load(Acquire);
+        let mine = (*term as u64) << 32 | me.pid as u64;
+        if *term != 0 && word == mine {
+            self.heartbeat_ns.store(now_ns, Release);
+            return Role::Leader;
+        }
+        *term = 0;
+        if word != 0 {
+            let beat = self.heartbeat_ns.load(Acquire);
+            let leader = ProcessId { pid: word as u32, start_ticks: self.start_ticks.load(Relaxed) };
+            // The same process, another controller object (a restart within the process): its lease must run out too.
+            let fresh = now_ns.saturating_sub(beat) < 2 * HEARTBEAT_NS;
+            if fresh && leader.pid_exists() {
+                return Role::Follower;
+            }
+        }
+        let next_term = ((word >> 32) as u32).wrapping_add(1).max(1);
+        let next = (next_term as u64) << 32 | me.pid as u64;
+        if self.word.compare_exchange(word, next, AcqRel, Relaxed).is_err() {
+            return Role::Follower;
+        }
+        self.start_ticks.store(me.start_ticks, Relaxed);
+        self.heartbeat_ns.store(now_ns, Release);
+        *term = next_term;
+        Role::NewLeader
+    }
+
+    /// Still the leader? Asked again right before an act.
+    pub fn holds(&self, me: ProcessId, term: u32) -> bool {
+        term != 0 && self.word.load(Acquire) == (term as u64) << 32 | me.pid as u64
+    }
+
+    /// Gives it up, so that a candidate need not wait.
+    pub fn resign(&self, me: ProcessId, term: u32) {
+        if self.holds(me, term) {
+            self.heartbeat_ns.store(0, Release);
+        }
+    }
+
+    pub fn leader_pid(&self) -> u32 {
+        self.word.load(Relaxed) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+
+    #[test]
+    fn one_leads_the_other_takes_over_within_two_heartbeats() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let lease = &r.header().lease;
+        let me = ProcessId::current();
+        let (mut a, mut b) = (0, 0);
+        let t0 = 1_000_000_000;
+        assert_eq!(lease.contend(me, &mut a, t0), Role::NewLeader);
+        assert_eq!(lease.contend(me, &mut b, t0 + 1), Role::Follower);
+        assert_eq!(lease.contend(me, &mut a, t0 + HEARTBEAT_NS), Role::Leader);
+        assert_eq!(lease.contend(me, &mut b, t0 + 2 * HEARTBEAT_NS), Role::Follower);
+        assert_eq!(lease.contend(me, &mut b, t0 + 3 * HEARTBEAT_NS), Role::NewLeader);
+        assert!(!lease.holds(me, a), "the sleeper must notice");
+        assert_eq!(lease.contend(me, &mut a, t0 + 3 * HEARTBEAT_NS + 1), Role::Follower);
+    }
+
+    #[test]
+    fn a_dead_leader_is_replaced_at_once() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let lease = &r.header().lease;
+        let (mut a, mut b) = (0, 0);
+        let dead = ProcessId { pid: 0x3fff_fff0, start_ticks: 1 };
+        assert_eq!(lease.contend(dead, &mut a, 5), Role::NewLeader);
+        assert_eq!(lease.contend(ProcessId::current(), &mut b, 6), Role::NewLeader);
+    }
+
+    #[test]
+    fn of_many_candidates_one_wins() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let wins: usize = std::thread::scope(|s| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| s.spawn(|| r.header().lease.contend(ProcessId::current(), &mut 0, 9_000_000_000)))
+                .collect();
+            threads.into_iter().map(|t| (t.join().unwrap() == Role::NewLeader) as usize).sum()
+        });
+        assert_eq!(wins, 1);
+    }
+}

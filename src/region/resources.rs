@@ -1,0 +1,152 @@
+//! The registry of resources: the same name has the same number in all processes.
+
+use super::layout::{Header, ResourceEntry, MAX_RESOURCES, NAME_BYTES};
+use super::owner::ProcessId;
+use super::text;
+use crate::control::window::ResourceKind;
+use crate::error::{Code, Error, Result};
+use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+const READY: u64 = 2;
+
+fn claimed_by(pid: u32) -> u64 {
+    (pid as u64) << 2 | 1
+}
+
+pub fn kind_from(n: u32) -> Option<ResourceKind> {
+    match n {
+        1 => Some(ResourceKind::Lock),
+        2 => Some(ResourceKind::Memory),
+        3 => Some(ResourceKind::Queue),
+        _ => None,
+    }
+}
+
+impl Header {
+    /// Registers a resource or finds it by name. Numbers start at 1.
+    ///
+    /// Everybody walks up from the first entry and claims the first empty one, so a name is never registered twice; an
+    /// entry whose claimer died before finishing is taken over.
+    pub fn register(&self, name: &str, kind: ResourceKind) -> Result<u32> {
+        if name.is_empty() || name.len() >= NAME_BYTES || name.chars().any(char::is_control) {
+            return Err(Error::new(
+                Code::Invalid,
+                format!("resource name {name:?}: 1 to {} bytes without control characters are allowed", NAME_BYTES - 1),
+            ));
+        }
+        let pid = std::process::id();
+        for (index, entry) in self.resources.iter().enumerate().skip(1) {
+            loop {
+                match entry.state.load(Acquire) {
+                    READY if text::load_bytes(&entry.name) == name => {
+                        let have = entry.kind();
+                        if have == Some(kind) {
+                            return Ok(index as u32);
+                        }
+                        return Err(Error::new(
+                            Code::Invalid,
+                            format!("resource {name:?} is registered as {have:?} already, not {kind:?}"),
+                        ));
+                    }
+                    READY => break,
+                    0 if self.claim(entry, 0, pid) => {
+                        entry.fill(name, kind);
+                        return Ok(index as u32);
+                    }
+                    0 => {}
+                    word => {
+                        let claimer = ProcessId { pid: (word >> 2) as u32, start_ticks: 0 };
+                        if !claimer.is_alive() && self.claim(entry, word, pid) {
+                            entry.fill(name, kind);
+                            return Ok(index as u32);
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        }
+        self.counters.resources_refused.fetch_add(1, Relaxed);
+        Err(Error::new(
+            Code::Full,
+            format!("resource {name:?}: all {} places are taken", MAX_RESOURCES - 1),
+        ))
+    }
+
+    fn claim(&self, entry: &ResourceEntry, seen: u64, pid: u32) -> bool {
+        entry.state.compare_exchange(seen, claimed_by(pid), AcqRel, Relaxed).is_ok()
+    }
+
+    /// The registered resource `id`.
+    pub fn resource(&self, id: u32) -> Option<&ResourceEntry> {
+        self.resources.get(id as usize).filter(|e| e.state.load(Acquire) == READY)
+    }
+
+    /// All registered resources with their numbers.
+    pub fn registered(&self) -> impl Iterator<Item = (u32, &ResourceEntry)> {
+        (1..MAX_RESOURCES as u32).filter_map(|id| self.resource(id).map(|e| (id, e)))
+    }
+}
+
+impl ResourceEntry {
+    fn fill(&self, name: &str, kind: ResourceKind) {
+        text::store_bytes(&self.name, name.as_bytes());
+        self.kind.store(kind as u32 + 1, Relaxed);
+        self.state.store(READY, Release);
+    }
+
+    pub fn kind(&self) -> Option<ResourceKind> {
+        kind_from(self.kind.load(Relaxed))
+    }
+
+    pub fn name(&self) -> String {
+        text::load_bytes(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+
+    #[test]
+    fn same_name_same_number_and_kinds_must_agree() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let h = r.header();
+        let a = h.register("table lock", ResourceKind::Lock).unwrap();
+        let b = h.register("buffer pool", ResourceKind::Memory).unwrap();
+        assert_eq!((a, b), (1, 2));
+        assert_eq!(h.register("table lock", ResourceKind::Lock), Ok(1));
+        assert_eq!(h.register("table lock", ResourceKind::Queue).unwrap_err().code, Code::Invalid);
+        for bad in ["", "a\nb", &"x".repeat(NAME_BYTES)] {
+            assert_eq!(h.register(bad, ResourceKind::Lock).unwrap_err().code, Code::Invalid);
+        }
+        for i in 2..MAX_RESOURCES - 1 {
+            h.register(&format!("r{i}"), ResourceKind::Lock).unwrap();
+        }
+        assert_eq!(h.register("one more", ResourceKind::Lock).unwrap_err().code, Code::Full);
+        assert_eq!(h.counters.resources_refused.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn a_claim_of_a_dead_process_does_not_block() {
+        let r = Region::anonymous(16, 16).unwrap();
+        r.header().resources[1].state.store(claimed_by(u32::MAX >> 2), Relaxed);
+        assert_eq!(r.header().register("x", ResourceKind::Lock), Ok(1));
+    }
+
+    #[test]
+    fn racing_threads_agree() {
+        let r = Region::anonymous(16, 16).unwrap();
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for i in 0..20 {
+                        r.header().register(&format!("r{i}"), ResourceKind::Lock).unwrap();
+                    }
+                });
+            }
+        });
+        let names: std::collections::BTreeSet<_> = r.header().registered().map(|(_, e)| e.name()).collect();
+        assert_eq!((names.len(), r.header().registered().count()), (20, 20));
+    }
+}

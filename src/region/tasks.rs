@@ -1,0 +1,309 @@
+//! Slots of tasks and workers: handles, claiming, ending, reaping.
+//!
+//! A handle is `generation << INDEX_BITS | index + 1`. A slot's state word is `generation << STATE_BITS | state`; it
+//! changes by compare-and-swap only, so a handle is valid exactly while the word says "this generation, ACTIVE".
+
+use super::layout::*;
+use super::owner::ProcessId;
+use super::Region;
+use crate::primitive::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+pub const INDEX_BITS: u32 = 20;
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+/// Generations wrap within a handle's 44 bits.
+const GENERATION_MASK: u64 = (1 << (64 - INDEX_BITS)) - 1;
+
+#[inline(always)]
+pub fn handle_of(index: usize, state_word: u64) -> u64 {
+    (state_word >> STATE_BITS & GENERATION_MASK) << INDEX_BITS | (index as u64 + 1)
+}
+
+#[inline(always)]
+pub fn index_of(handle: u64) -> usize {
+    (handle & INDEX_MASK).wrapping_sub(1) as usize
+}
+
+/// The state word under which `handle` is valid.
+#[inline(always)]
+pub fn active_word(handle: u64) -> u64 {
+    handle >> INDEX_BITS << STATE_BITS | ACTIVE
+}
+
+fn next_generation(word: u64) -> u64 {
+    ((word >> STATE_BITS) + 1) & GENERATION_MASK
+}
+
+/// Something with a state word and an owner: a task's or a worker's slot.
+pub trait Slot {
+    fn state(&self) -> &AtomicU64;
+    fn owner(&self) -> &Owner;
+    fn trace(&self) -> &Trace;
+}
+
+impl Slot for TaskSlot {
+    fn state(&self) -> &AtomicU64 {
+        &self.state
+    }
+    fn owner(&self) -> &Owner {
+        &self.owner
+    }
+    fn trace(&self) -> &Trace {
+        &self.trace
+    }
+}
+
+impl Slot for WorkerSlot {
+    fn state(&self) -> &AtomicU64 {
+        &self.state
+    }
+    fn owner(&self) -> &Owner {
+        &self.owner
+    }
+    fn trace(&self) -> &Trace {
+        &self.trace
+    }
+}
+
+/// Takes `slot` if its word still is `seen`; returns the new word, state CLAIMED.
+fn claim<S: Slot>(slot: &S, seen: u64) -> Option<u64> {
+    let next = next_generation(seen) << STATE_BITS | CLAIMED;
+    slot.state().compare_exchange(seen, next, AcqRel, Relaxed).ok().map(|_| next)
+}
+
+/// Claims a free slot, starting at the hint; failing that, one that a thread only keeps for later.
+fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option<(usize, u64)> {
+    let n = slots.len();
+    let start = hint.load(Relaxed) as usize % n;
+    for wanted in [FREE, CACHED] {
+        for i in 0..n {
+            let index = (start + i) % n;
+            let word = slots[index].state().load(Relaxed);
+            if word & ((1 << STATE_BITS) - 1) == wanted {
+                if let Some(word) = claim(&slots[index], word) {
+                    // Low numbers first: the controller reads up to the highest one ever used.
+                    hint.store(if wanted == FREE { index as u32 + 1 } else { 0 }, Relaxed);
+                    used.fetch_max(index as u32 + 1, Relaxed);
+                    return Some((index, word));
+                }
+            }
+        }
+    }
+    None
+}
+
+impl Region {
+    /// Begins a task; None when the table is full (counted). `cached` is the handle this thread ended last.
+    pub fn begin_task(&self, me: ProcessId, key: u64, cached: u64) -> Option<u64> {
+        let h = self.header();
+        let tasks = self.tasks();
+        let again = tasks.get(index_of(cached)).and_then(|slot| {
+            // Only the slot this thread left behind: same generation, still CACHED.
+            let word = cached >> INDEX_BITS << STATE_BITS | CACHED;
+            claim(slot, word).map(|word| (index_of(cached), word))
+        });
+        let Some((index, word)) = again.or_else(|| claim_any(tasks, &h.task_hint, &h.tasks_used)) else {
+            h.counters.tasks_untracked.fetch_add(1, Relaxed);
+            return None;
+        };
+        let slot = &tasks[index];
+        slot.owner.set(me);
+        slot.key.store(key, Relaxed);
+        slot.parent.store(0, Relaxed);
+        slot.class.store(0, Relaxed);
+        slot.priority.store(0, Relaxed);
+        slot.flags.store(FLAG_IMPLICIT_REQUEST, Relaxed);
+        slot.label[0].store(0, Relaxed);
+        slot.work_start_ns.store(0, Relaxed);
+        slot.trace.clear();
+        slot.open_request(self.now_ns());
+        slot.state.store(word & !CLAIMED | ACTIVE, Release);
+        Some(handle_of(index, word))
+    }
+
+    /// Ends a task; `keep` = this thread may want the slot again soon. False for a stale handle.
+    pub fn end_task(&self, handle: u64, keep: bool) -> bool {
+        let Some(slot) = self.task(handle) else { return false };
+        self.end_request(slot, 0);
+        slot.trace.clear();
+        let word = active_word(handle);
+        let next = word & !((1 << STATE_BITS) - 1) | if keep { CACHED } else { FREE };
+        // Compare-and-swap: of two threads that free it at once, one does.
+        slot.state.compare_exchange(word, next, AcqRel, Relaxed).is_ok()
+    }
+
+    /// The slot of a live handle.
+    #[inline(always)]
+    pub fn task(&self, handle: u64) -> Option<&TaskSlot> {
+        let slot = self.tasks().get(index_of(handle))?;
+        (slot.state.load(Acquire) == active_word(handle)).then_some(slot)
+    }
+
+    #[inline(always)]
+    pub fn worker(&self, handle: u64) -> Option<&WorkerSlot> {
+        let slot = self.workers().get(index_of(handle))?;
+        (slot.state.load(Acquire) == active_word(handle)).then_some(slot)
+    }
+
+    /// Another worker joins `task`.
+    pub fn attach(&self, me: ProcessId, task: u64) -> Option<u64> {
+        self.task(task)?;
+        let h = self.header();
+        let workers = self.workers();
+        let Some((index, word)) = claim_any(workers, &h.worker_hint, &h.workers_used) else {
+            h.counters.workers_untracked.fetch_add(1, Relaxed);
+            return None;
+        };
+        let slot = &workers[index];
+        slot.owner.set(me);
+        slot.task.store(task, Relaxed);
+        slot.trace.clear();
+        slot.state.store(word & !CLAIMED | ACTIVE, Release);
+        Some(handle_of(index, word))
+    }
+
+    pub fn detach(&self, worker: u64) -> bool {
+        let Some(slot) = self.worker(worker) else { return false };
+        slot.trace.clear();
+        let word = active_word(worker);
+        slot.state.compare_exchange(word, word & !((1 << STATE_BITS) - 1) | FREE, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Live task slots with their handles.
+    pub fn live_tasks(&self) -> impl Iterator<Item = (u64, &TaskSlot)> {
+        let used = self.header().tasks_used.load(Acquire) as usize;
+        self.tasks().iter().take(used).enumerate().filter_map(|(i, slot)| {
+            let word = slot.state.load(Acquire);
+            (word & 3 == ACTIVE).then(|| (handle_of(i, word), slot))
+        })
+    }
+
+    /// Live extra workers.
+    pub fn live_workers(&self) -> impl Iterator<Item = &WorkerSlot> {
+        let used = self.header().workers_used.load(Acquire) as usize;
+        self.workers().iter().take(used).filter(|slot| slot.state.load(Acquire) & 3 == ACTIVE)
+    }
+
+    /// Frees the slots of dead processes. `thorough` also compares start times, which reads /proc.
+    pub fn reap(&self, thorough: bool) -> usize {
+        let h = self.header();
+        // One question per process, not per slot.
+        let mut verdicts: Vec<(ProcessId, bool)> = Vec::new();
+        let mut dead = |owner: ProcessId| {
+            if let Some((_, dead)) = verdicts.iter().find(|(id, _)| *id == owner) {
+                return *dead;
+            }
+            let dead = if thorough { !owner.is_alive() } else { !owner.pid_exists() };
+            verdicts.push((owner, dead));
+            dead
+        };
+        let mut reaped = 0;
+        let tasks = self.tasks().iter().take(h.tasks_used.load(Acquire) as usize);
+        let workers = self.workers().iter().take(h.workers_used.load(Acquire) as usize);
+        for slot in tasks {
+            reaped += reap_slot(slot, &mut dead) as usize;
+        }
+        for slot in workers {
+            reaped += reap_slot(slot, &mut dead) as usize;
+        }
+        for agent in &h.agents {
+            let word = agent.word.load(Acquire);
+            if word != 0 && dead(ProcessId { pid: (word >> 1) as u32, start_ticks: agent.start_ticks.load(Relaxed) }) {
+                let _ = agent.word.compare_exchange(word, 0, AcqRel, Relaxed);
+            }
+        }
+        h.counters.slots_reaped.fetch_add(reaped as u64, Relaxed);
+        reaped
+    }
+}
+
+fn reap_slot<S: Slot>(slot: &S, dead: &mut impl FnMut(ProcessId) -> bool) -> bool {
+    let word = slot.state().load(Acquire);
+    // CLAIMED is between two states for an instant and its owner may not be written yet: a slot whose claimer died just
+    // then stays lost, which costs one slot and never a wrong free.
+    if !matches!(word & 3, ACTIVE | CACHED) || !dead(slot.owner().get()) {
+        return false;
+    }
+    if slot.state().compare_exchange(word, word & !3 | CLAIMED, AcqRel, Relaxed).is_err() {
+        return false;
+    }
+    slot.trace().clear();
+    slot.state().store((next_generation(word) << STATE_BITS) | FREE, Release);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region() -> (Region, ProcessId) {
+        (Region::anonymous(16, 16).unwrap(), ProcessId::current())
+    }
+
+    #[test]
+    fn handles_die_with_their_task() {
+        let (r, me) = region();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        assert!(r.task(a).is_some());
+        assert!(r.end_task(a, false) && !r.end_task(a, false), "the second free does nothing");
+        let b = r.begin_task(me, 2, 0).unwrap();
+        assert!(r.task(a).is_none() && a != b);
+        for rubbish in [0, 1, 7, u64::MAX, a ^ (1 << 63), INDEX_MASK] {
+            assert!(r.task(rubbish).is_none() || rubbish == b, "{rubbish:x}");
+        }
+    }
+
+    #[test]
+    fn a_thread_gets_its_slot_again_and_others_take_it_when_full() {
+        let (r, me) = region();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        r.end_task(a, true);
+        let b = r.begin_task(me, 2, a).unwrap();
+        assert_eq!(index_of(a), index_of(b));
+        r.end_task(b, true);
+        let others: Vec<u64> = (0..16).map(|k| r.begin_task(me, k, 0).unwrap()).collect();
+        assert_eq!(r.begin_task(me, 99, b), None, "its cached slot has gone, the table is full");
+        assert_eq!(r.header().counters.tasks_untracked.load(Relaxed), 1);
+        for t in others {
+            assert!(r.end_task(t, false));
+        }
+        assert!(r.begin_task(me, 1, 0).is_some());
+    }
+
+    #[test]
+    fn slots_of_the_dead_come_back() {
+        let (r, me) = region();
+        let dead = ProcessId { pid: 0x3fff_fff0, start_ticks: 1 };
+        let reused = ProcessId { start_ticks: me.start_ticks + 1, ..me };
+        let t = [me, dead, reused].map(|id| r.begin_task(id, 1, 0).unwrap());
+        let w = r.attach(dead, t[0]).unwrap();
+        assert_eq!(r.reap(false), 2);
+        assert!(r.task(t[0]).is_some() && r.task(t[1]).is_none() && r.worker(w).is_none());
+        assert!(r.task(t[2]).is_some(), "pid exists");
+        assert_eq!(r.reap(true), 1);
+        assert!(r.task(t[2]).is_none());
+    }
+
+    #[test]
+    fn racing_threads_never_share_a_slot() {
+        let (r, me) = region();
+        std::thread::scope(|s| {
+            for k in 0..4u64 {
+                let r = &r;
+                s.spawn(move || {
+                    let mut cached = 0;
+                    for i in 0..20_000 {
+                        let key = k << 32 | i;
+                        let Some(t) = r.begin_task(me, key, cached) else { continue };
+                        assert_eq!(r.task(t).unwrap().key.load(Relaxed), key);
+                        assert!(r.end_task(t, i % 3 != 0));
+                        cached = t;
+                    }
+                });
+            }
+        });
+        assert_eq!(r.live_tasks().count(), 0);
+    }
+}

@@ -1,0 +1,114 @@
+/*
+ * Cancelling exactly the statement that was chosen. SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * SIGINT has no addressee but a process: it hits whatever statement runs when it arrives. So the controller puts
+ * {scope sequence, reason} into the task's mailbox and only nudges the backend. The backend looks at a point where
+ * an error may be raised, and compares the sequence with its own, which nobody else changes: a later statement
+ * cannot match. A nudge is PROCSIG_PARALLEL_MESSAGE: it makes the target serve its interrupts and means nothing
+ * to a backend without parallel workers' messages. It may come late, twice or never; the controller repeats it.
+ */
+#include "atropos_pg.h"
+
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "storage/procsignal.h"
+
+static task_trace_interrupts_hook_type previous_interrupts;
+
+/* The cancel action: runs in the controller's process, called by the library. Raises nothing. */
+int
+atp_nudge(const atropos_cancel_request *req, void *arg)
+{
+	for (int i = 0; i < atp_shared->size; i++)
+	{
+		AtroposBackend *row = &atp_shared->backends[i];
+
+		if (pg_atomic_read_u64(&row->task) != req->task)
+			continue;
+		pg_read_barrier();
+		return SendProcSignal(row->pid, PROCSIG_PARALLEL_MESSAGE, row->backend_id);
+	}
+	return -1;					/* has ended meanwhile */
+}
+
+/* What was held, as far as it can be told without a catalog: no lookup is safe where interrupts are served. */
+static const char *
+describe(const atropos_cancel_info *info, char *buf, size_t size)
+{
+	if (atp_resource_is_relation(info->resource))
+		snprintf(buf, size, "a lock on the relation with OID %u of the database with OID %u",
+				 (uint32) info->instance, (uint32) (info->instance >> 32));
+	else if (atp_resource_is_transaction(info->resource))
+		snprintf(buf, size, "rows locked by transaction %u", (uint32) info->instance);
+	else
+		snprintf(buf, size, "\"%s\"", info->resource_name);
+	return buf;
+}
+
+static void
+raise_cancel(const atropos_cancel_info *info, int level, int code, const char *message, const char *hint)
+{
+	char		what[128];
+
+	ereport(level,
+			(errcode(code),
+			 errmsg_internal("%s", message),
+			 errdetail("Atropos: this session held, or was first in line for, %s for %.0f ms while %u others waited for it.",
+					   describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims),
+			 errdetail_log("Atropos decision " UINT64_FORMAT ": held, or was first in line for, %s for %.0f ms while %u others waited for it. %s",
+						   info->decision_id, describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims,
+						   info->reason),
+			 errhint("%s", hint)));
+}
+
+static void
+on_interrupts(bool reading_command)
+{
+	atropos_cancel_info info = {.size = sizeof(info)};
+
+	if (previous_interrupts)
+		previous_interrupts(reading_command);
+	if (atp_self.task == 0 || !atp_self.window_open)
+		return;
+	if (atropos_task_cancel_info(atp_self.task, &info) != 1 || info.scope != atp_self.scope)
+		return;
+
+	if (reading_command)
+	{
+		/* No statement to fail. The transaction left open is the culprit: end it as the idle timeout would. Other
+		 * pauses of a client (within a pipeline, outside a transaction, in a failed block) hold nothing or end soon. */
+		if (!atp_terminate_idle_in_transaction || atp_self.state != STATE_IDLEINTRANSACTION ||
+			!IsTransactionOrTransactionBlock() || IsAbortedTransactionBlockState())
+			return;
+		atropos_task_cancel_acknowledge(atp_self.task, info.scope);
+		raise_cancel(&info, FATAL, ERRCODE_IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+					 "terminating connection due to an idle transaction that blocks others",
+					 "Commit or roll back before leaving a transaction idle. An administrator can exempt a role with "
+					 "\"atropos.protect_roles\", or all idle transactions with \"atropos.terminate_idle_in_transaction\".");
+	}
+	if (!atp_self.in_request || atp_self.state == STATE_IDLE)
+		return;
+	/* Set only inside the transaction that freezes the table: the server would have to stop without it. */
+	if (MyProc->statusFlags & PROC_VACUUM_FOR_WRAPAROUND)
+		return;
+	if (QueryCancelHoldoffCount != 0)
+	{
+		/* Within a message of the protocol an error would lose its boundary. Come again. */
+		InterruptPending = true;
+		return;
+	}
+	/* The library hears of it before the error leaves: ereport does not come back. */
+	atropos_task_cancel_acknowledge(atp_self.task, info.scope);
+	LockErrorCleanup();
+	raise_cancel(&info, ERROR, ERRCODE_QUERY_CANCELED,
+				 MyBackendType == B_AUTOVAC_WORKER ? "canceling autovacuum task" : "canceling statement due to resource overload",
+				 "Retry later, in smaller steps or outside busy hours. An administrator can exempt a role with "
+				 "\"atropos.protect_roles\".");
+}
+
+void
+atp_cancel_install_hooks(void)
+{
+	previous_interrupts = task_trace_interrupts_hook;
+	task_trace_interrupts_hook = on_interrupts;
+}

@@ -1,0 +1,89 @@
+/* A host that knows who blocks whom traces waits only: the holder is looked up, through the edge source or
+ * atropos_blocked_by, and is blamed although it never reported an acquisition. */
+#include "stage.h"
+
+enum { WAITERS = 4 };
+static _Atomic uint64_t waiting[WAITERS], holder;
+static atomic_int edge_calls, waiters_stop, blocked_by_calls_too;
+static atropos_resource_t lock;
+
+static size_t edge_source(atropos_edge *edges, size_t max, void *arg) {
+  CHECK(arg == &edge_calls);
+  atomic_fetch_add(&edge_calls, 1);
+  size_t n = 0;
+  for (int i = 0; i < WAITERS; i++) {
+    uint64_t waiter = atomic_load(&waiting[i]);
+    if (!waiter || !atomic_load(&holder)) continue;
+    if (n < max) {
+      edges[n].waiter = waiter;
+      edges[n].blocker = atomic_load(&holder);
+      edges[n].resource = lock;
+      edges[n].kind = ATROPOS_EDGE_HOLDS;
+      edges[n].instance = 1;
+    }
+    n++;
+  }
+  return n;
+}
+
+static void *waiter(void *arg) {
+  uintptr_t i = (uintptr_t)arg;
+  atropos_task_t task = atropos_create_cancel(200 + i);
+  atropos_slow_by_resource_on(lock, 1, 1);
+  if (atomic_load(&blocked_by_calls_too)) atropos_blocked_by(lock, atomic_load(&holder));
+  atomic_store(&waiting[i], task);
+  while (!atomic_load(&waiters_stop)) pause_ms(1);
+  atomic_store(&waiting[i], 0);
+  atropos_get_resource_on(lock, 1, 1);
+  atropos_free_resource_on(lock, 1, 1);
+  atropos_free_cancel(task);
+  return NULL;
+}
+
+static int action(const atropos_cancel_request *req, void *arg) {
+  (void)arg;
+  if (req->task != atomic_load(&holder)) atomic_fetch_add(&wrong_cancels, 1);
+  atomic_fetch_add(&cancels, 1);
+  return 0;
+}
+
+static void one_stall(const char *how) {
+  atomic_store(&cancels, 0);
+  atomic_store(&waiters_stop, 0);
+  atropos_task_t task = atropos_task_create(CULPRIT_KEY);
+  atropos_task_request_begin(task, 0);
+  atomic_store(&holder, task);
+  uint64_t begin = now_ns();
+  pthread_t threads[WAITERS];
+  for (uintptr_t i = 0; i < WAITERS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, waiter, (void *)i), 0);
+  WAIT_FOR(20, atomic_load(&cancels) > 0);
+  printf("%s: %.1f ms\n", how, (double)(now_ns() - begin) / 1e6);
+  atomic_store(&holder, 0);
+  atomic_store(&waiters_stop, 1);
+  for (int i = 0; i < WAITERS; i++) pthread_join(threads[i], NULL);
+  atropos_free_cancel(task);
+  CHECK_EQ(atomic_load(&wrong_cancels), 0);
+}
+
+int main(void) {
+  init_with("mode = enforce\n" STAGE_CONFIG);
+  lock = atropos_resource_register("lock", ATROPOS_LOCK);
+  CHECK_EQ(atropos_set_cancel_action(action, NULL), ATROPOS_OK);
+  CHECK_EQ(atropos_edge_source(edge_source, &edge_calls), ATROPOS_OK);
+  CHECK_EQ(atropos_controller_start(), ATROPOS_OK);
+  /* Healthy: the source, which may be dear, is not asked. */
+  for (double windows = stat_number("windows"); stat_number("windows") < windows + 10;) {
+    atropos_free_cancel(atropos_create_cancel(1));
+    pause_ms(1);
+  }
+  CHECK_EQ(atomic_load(&edge_calls), 0);
+  one_stall("edge source");
+  CHECK(atomic_load(&edge_calls) > 0);
+
+  CHECK_EQ(atropos_edge_source(NULL, NULL), ATROPOS_OK);
+  atomic_store(&blocked_by_calls_too, 1);
+  one_stall("blocked_by");
+  CHECK_EQ(atropos_controller_stop(), ATROPOS_OK);
+  CHECK_EQ(atropos_shutdown(), ATROPOS_OK);
+  return 0;
+}

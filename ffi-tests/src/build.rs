@@ -1,0 +1,160 @@
+//! The library under test, the C compiler, and bounded runs of what it built.
+use std::{
+    env, fs,
+    os::unix::{fs::symlink, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        OnceLock,
+    },
+    time::{Duration, Instant},
+};
+
+/// What `libatropos.a` asks of the system (`rustc --print native-static-libs` on Linux with glibc).
+const STATIC_NEEDS: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+
+/// The checkout's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("ffi-tests lies in the workspace")
+}
+
+/// A folder of this process for what a test builds; kept for a look after a failure, replaced by the next run.
+pub fn scratch(name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let dir = profile_dir().join("ffi-scratch").join(format!("{name}-{n}"));
+    // Absent on the first run; anything worse shows in the next line.
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap_or_else(|e| panic!("cannot create {}: {e}", dir.display()));
+    dir
+}
+
+/// `target/<profile>`, where the running test lies in `deps/`.
+fn profile_dir() -> PathBuf {
+    let exe = env::current_exe().expect("a test knows its own path");
+    let deps = exe.parent().expect("lies in a folder");
+    if deps.ends_with("deps") { deps.parent().expect("deps lies in a folder").into() } else { deps.into() }
+}
+
+/// `libatropos.so` and `libatropos.a`, built once per test process in the profile of the tests themselves.
+pub struct Library {
+    /// Holds `libatropos.so` and its SONAME link `libatropos.so.0`.
+    pub dir: PathBuf,
+    pub shared: PathBuf,
+    pub archive: PathBuf,
+}
+
+pub fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let out = profile_dir();
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--package", "atropos", "--lib", "--target-dir"]);
+        cargo.arg(out.parent().expect("target/<profile>")).current_dir(root());
+        if out.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let done = cargo.output().expect("cargo starts");
+        assert!(done.status.success(), "building the library failed:\n{}", String::from_utf8_lossy(&done.stderr));
+        let shared = out.join("libatropos.so");
+        let dir = scratch("lib");
+        for name in ["libatropos.so", "libatropos.so.0"] {
+            symlink(&shared, dir.join(name)).expect("a fresh folder takes a link");
+        }
+        Library { dir, shared, archive: out.join("libatropos.a") }
+    })
+}
+
+/// How a program is linked to the library.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Link {
+    Static,
+    /// Position-independent executable, the distributions' default.
+    Shared,
+    /// `-no-pie`: the exported gate is reached through a copy relocation in the executable.
+    SharedNoPie,
+    /// Not at all: the program loads it.
+    None,
+}
+
+/// The compiler with the flags under which the headers must be clean.
+pub fn compiler(source: &Path) -> Command {
+    let cpp = source.extension().is_some_and(|e| e == "cpp");
+    let mut cc = if cpp { Command::new("c++") } else { Command::new("cc") };
+    cc.arg(if cpp { "-std=c++17" } else { "-std=c11" });
+    cc.args(["-D_GNU_SOURCE", "-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]);
+    cc.arg(root().join("include")).arg(source);
+    cc
+}
+
+/// Runs a compiler command; its messages are the failure text.
+pub fn compile(mut cc: Command, what: &str) {
+    let done = cc.output().unwrap_or_else(|e| {
+        panic!("cannot run {:?}: {e}; a C and a C++ compiler are needed (Debian: apt-get install gcc g++)", cc.get_program())
+    });
+    assert!(done.status.success(), "{what} does not compile:\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Compiles `c/<file>`, links it as asked, runs it with `args` in a folder of its own, and panics with what it
+/// wrote unless it ends with 0 in time. `{lib}` in an argument becomes the path of the shared library.
+pub fn run(file: &str, link: Link, args: &[&str]) {
+    let lib = library();
+    let source = root().join("ffi-tests/c").join(file);
+    let dir = scratch(&format!("{file}-{link:?}-{}", args.join("-").replace(['/', '{', '}'], "")));
+    let exe = dir.join("program");
+    let mut cc = compiler(&source);
+    match link {
+        Link::Static => {
+            cc.arg(&lib.archive).args(STATIC_NEEDS);
+        }
+        Link::Shared | Link::SharedNoPie => {
+            cc.arg(if link == Link::Shared { "-pie" } else { "-no-pie" });
+            cc.arg(if link == Link::Shared { "-fPIE" } else { "-fno-pie" });
+            cc.arg("-L").arg(&lib.dir).arg("-latropos").arg(format!("-Wl,-rpath,{}", lib.dir.display()));
+            cc.arg("-ldl");
+        }
+        Link::None => {
+            cc.arg("-ldl");
+        }
+    }
+    cc.arg("-o").arg(&exe);
+    compile(cc, file);
+    let shown = format!("{file} ({link:?}, {args:?})");
+    let text = lib.shared.display().to_string();
+    let args: Vec<String> = args.iter().map(|a| a.replace("{lib}", &text)).collect();
+    let output = run_bounded(Command::new(exe).args(args).current_dir(&dir), &dir.join("output"), &shown);
+    // Measured times (onset to cancel, failover) are worth a look in a passing run, too: shown with --nocapture.
+    print!("{output}");
+}
+
+/// Far over what any scenario takes on a busy machine; a hang is a failure with the output so far.
+const BOUND: Duration = Duration::from_secs(90);
+
+fn run_bounded(command: &mut Command, output: &Path, shown: &str) -> String {
+    // A file, not a pipe: a grandchild that outlives the program would keep a pipe open.
+    let file = fs::File::create(output).expect("the scratch folder is writable");
+    command.stdin(Stdio::null()).stdout(file.try_clone().expect("dup")).stderr(file);
+    // A group of its own, so that children it forked end with it.
+    let mut child = command.process_group(0).spawn().unwrap_or_else(|e| panic!("{shown} does not start: {e}"));
+    let group = child.id() as libc::pid_t;
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("our own child") {
+            break Some(status);
+        }
+        if begin.elapsed() > BOUND {
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // SAFETY: the group was made above by us and holds only this program and its children.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+    let _ = child.wait();
+    let written = String::from_utf8_lossy(&fs::read(output).unwrap_or_default()).into_owned();
+    match status {
+        Some(status) if status.success() => written,
+        Some(status) => panic!("{shown} failed with {status}; it wrote:\n{written}"),
+        None => panic!("{shown} did not end within {BOUND:?}; it wrote:\n{written}"),
+    }
+}

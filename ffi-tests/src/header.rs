@@ -1,0 +1,112 @@
+//! Generates `include/atropos.h` from `src/capi`.
+use crate::build::root;
+use std::{fs, path::PathBuf};
+
+/// The SOSP paper's names; each is the `atropos_` function of the same meaning and can be hidden.
+pub const PAPER_NAMES: [&str; 6] =
+    ["createCancel", "freeCancel", "setCancelAction", "getResource", "freeResource", "slowByResource"];
+
+/// The committed header.
+pub fn path() -> PathBuf {
+    root().join("include/atropos.h")
+}
+
+/// The header as it should be now, or why it cannot be made.
+pub fn generate() -> Result<String, String> {
+    let sources = capi_sources()?;
+    let mut config = cbindgen::Config::from_file(root().join("cbindgen.toml"))?;
+    let before = config.after_includes.take().unwrap_or_default();
+    config.after_includes = Some(format!("{}\n{before}", version_macros()));
+
+    let mut paper = config.clone();
+    config.export.exclude.extend(PAPER_NAMES.map(String::from));
+
+    // The paper's names go into a part of their own: all else is excluded, nothing is included.
+    paper.export.exclude.extend(exported_functions(&sources)?.into_iter().filter(|f| !PAPER_NAMES.contains(&f.as_str())));
+    paper.export.item_types = vec![cbindgen::ItemType::Functions];
+    (paper.include_guard, paper.header, paper.after_includes, paper.trailer) = (None, None, None, None);
+    paper.sys_includes.clear();
+    let paper = bindings(paper, &sources)?;
+    for name in PAPER_NAMES {
+        if !paper.contains(&format!("{name}(")) {
+            return Err(format!("src/capi exports no {name}: the paper's six names are part of the contract"));
+        }
+    }
+    let main = bindings(config, &sources)?;
+    let (main, end) = main
+        .rsplit_once("#endif")
+        .ok_or("cbindgen wrote no include guard: cbindgen.toml must set include_guard")?;
+    Ok(format!(
+        "{}\n\n#ifndef ATROPOS_NO_PAPER_NAMES\n{}\n#endif /* ATROPOS_NO_PAPER_NAMES */\n\n#endif{end}",
+        main.trim_end(),
+        paper.trim()
+    ))
+}
+
+fn bindings(config: cbindgen::Config, sources: &[PathBuf]) -> Result<String, String> {
+    let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |b, s| b.with_src(s));
+    let mut text = Vec::new();
+    builder.generate().map_err(|e| format!("cbindgen cannot read src/capi: {e}"))?.write(&mut text);
+    String::from_utf8(text).map(|t| for_c_readers(&t)).map_err(|e| e.to_string())
+}
+
+/// Comments of one line on one line, and rustdoc's headings as plain words.
+fn for_c_readers(text: &str) -> String {
+    let mut out: Vec<String> = Vec::new();
+    let lines: Vec<&str> = text.lines().collect();
+    let mut at = 0;
+    while at < lines.len() {
+        let (open, indent) = (lines[at].trim_start(), &lines[at][..lines[at].len() - lines[at].trim_start().len()]);
+        let short = open == "/**" && lines.get(at + 2).is_some_and(|l| l.trim() == "*/");
+        if short {
+            out.push(format!("{indent}/** {} */", lines[at + 1].trim().trim_start_matches('*').trim()));
+            at += 3;
+        } else {
+            out.push(lines[at].replace("* # Safety", "* Memory:"));
+            at += 1;
+        }
+    }
+    out.join("\n") + "\n"
+}
+
+/// `src/capi/*.rs`: mod.rs first (types and constants), then by name, so that the order never depends on the disk.
+fn capi_sources() -> Result<Vec<PathBuf>, String> {
+    let dir = root().join("src/capi");
+    let entries = fs::read_dir(&dir).map_err(|e| format!("cannot list {}: {e}", dir.display()))?;
+    let mut sources: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect();
+    sources.sort_by_key(|p| (!p.ends_with("mod.rs"), p.clone()));
+    Ok(sources)
+}
+
+fn exported_functions(sources: &[PathBuf]) -> Result<Vec<String>, String> {
+    let mut names = Vec::new();
+    for source in sources {
+        let text = fs::read_to_string(source).map_err(|e| format!("cannot read {}: {e}", source.display()))?;
+        names.extend(text.split("extern \"C\" fn ").skip(1).filter_map(|rest| {
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            (!name.is_empty()).then_some(name)
+        }));
+    }
+    Ok(names)
+}
+
+fn version_macros() -> String {
+    // The library's own version, so that header and library cannot disagree.
+    let version = crate_version();
+    format!(
+        "/** Version of this header; compare with atropos_version(), the version of the library that runs. */\n\
+         #define ATROPOS_VERSION_MAJOR {}\n#define ATROPOS_VERSION_MINOR {}\n#define ATROPOS_VERSION_PATCH {}\n\
+         #define ATROPOS_VERSION_NUMBER \\\n  ((ATROPOS_VERSION_MAJOR << 16) | (ATROPOS_VERSION_MINOR << 8) | ATROPOS_VERSION_PATCH)\n\
+         #define ATROPOS_VERSION_STRING \"{}.{}.{}\"\n",
+        version[0], version[1], version[2], version[0], version[1], version[2]
+    )
+}
+
+/// `version` of the root package.
+fn crate_version() -> [u32; 3] {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace has a manifest");
+    let line = manifest.lines().find(|l| l.starts_with("version")).expect("the root package has a version");
+    let mut parts = line.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches('"').split('.');
+    std::array::from_fn(|_| parts.next().and_then(|p| p.parse().ok()).expect("version = \"major.minor.patch\""))
+}

@@ -1,0 +1,67 @@
+//! Runs the C and C++ programs of `c/`, each linked to the static and to the shared library.
+use atropos_ffi_tests::build::{root, run, Link};
+use std::{collections::BTreeSet, fs};
+
+/// One module per line: `name: file [arguments]`.
+macro_rules! programs {
+    ($($name:ident: $file:literal $args:tt $(+ $link:ident)*;)+) => {
+        const FILES: &[&str] = &[$($file),+];
+        $(mod $name {
+            use super::*;
+            #[test]
+            fn linked_static() { run($file, Link::Static, &$args) }
+            #[test]
+            fn linked_shared() { run($file, Link::Shared, &$args) }
+            $(programs!(@more $link $file $args);)*
+        })+
+    };
+    (@more no_pie $file:literal $args:tt) => {
+        #[test]
+        fn linked_shared_no_pie() { run($file, Link::SharedNoPie, &$args) }
+    };
+}
+
+programs! {
+    life: "life.c" [];
+    life_cpp: "life.cpp" [];
+    paper_names: "paper_names.c" [];
+    no_paper_names: "no_paper_names.c" [];
+    gate: "gate.c" [] + no_pie;
+    stall_enforce: "stall.c" ["enforce"];
+    stall_observe: "stall.c" ["observe"];
+    poll: "poll.c" [];
+    escalate: "escalate.c" [];
+    edges: "edges.c" [];
+    agent_poll: "agent.c" ["poll"];
+    agent_thread: "agent.c" ["thread"];
+    agent_anywhere: "agent.c" ["anywhere"];
+    misuse_null: "misuse_null.c" [];
+    misuse_handles: "misuse_handles.c" [];
+    misuse_counters: "misuse_counters.c" [];
+    misuse_order: "misuse_order.c" [];
+    tables_full: "tables_full.c" [];
+    config: "config.c" [];
+    region_file: "region_file.c" [];
+    errno_kept: "errno.c" [];
+    fork: "fork.c" [];
+    reap: "reap.c" [];
+    failover: "failover.c" [];
+    storm: "storm.c" [];
+}
+
+/// Loading at run time makes sense for the shared library only; the program links nothing.
+#[test]
+fn dlopen_and_dlclose_with_live_threads() {
+    run("dlopen.c", Link::None, &["{lib}"]);
+}
+
+#[test]
+fn every_program_is_run() {
+    let there = fs::read_dir(root().join("ffi-tests/c")).expect("ffi-tests/c exists");
+    let there: BTreeSet<String> = there
+        .map(|e| e.expect("readable").file_name().into_string().expect("ASCII"))
+        .filter(|n| !n.ends_with(".h"))
+        .collect();
+    let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c"]).map(|s| s.to_string()).collect();
+    assert_eq!(there, run, "left: the files of c/; right: those listed here");
+}

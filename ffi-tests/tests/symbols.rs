@@ -1,0 +1,64 @@
+//! What the shared library exports is what the header declares, no more and no less.
+use atropos_ffi_tests::{build::library, header::PAPER_NAMES, sys};
+use std::{collections::BTreeSet, process::Command};
+
+fn tool(name: &str, args: &[&str]) -> String {
+    let mut command = Command::new(name);
+    command.args(args).arg(&library().shared);
+    let done = command.output().unwrap_or_else(|e| panic!("cannot run {name}: {e} (Debian: apt-get install binutils)"));
+    assert!(done.status.success(), "{name} failed: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).expect("symbol names are ASCII")
+}
+
+fn exported() -> BTreeSet<String> {
+    let text = tool("nm", &["--dynamic", "--defined-only", "--format=posix"]);
+    text.lines().filter_map(|l| l.split_whitespace().next()).map(|s| s.split('@').next().unwrap_or(s).into()).collect()
+}
+
+fn declared() -> BTreeSet<String> {
+    ["pub fn ", "pub static mut "]
+        .iter()
+        .flat_map(|start| sys::TEXT.split(start).skip(1))
+        .map(|rest| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect())
+        // Inline functions have no symbol; bindgen lists only what has linkage.
+        .collect()
+}
+
+#[test]
+fn header_and_exports_agree() {
+    let (exported, declared) = (exported(), declared());
+    assert!(declared.len() > 50, "bindgen found only {} declarations", declared.len());
+    let missing: Vec<_> = declared.difference(&exported).collect();
+    let extra: Vec<_> = exported.difference(&declared).collect();
+    assert!(
+        missing.is_empty() && extra.is_empty(),
+        "declared in the header but not exported: {missing:?}; exported but not declared: {extra:?}"
+    );
+}
+
+#[test]
+fn only_prefixed_names_and_the_papers_six_are_exported() {
+    let foreign: Vec<_> = exported()
+        .into_iter()
+        .filter(|s| !s.starts_with("atropos_") && !PAPER_NAMES.contains(&s.as_str()))
+        .collect();
+    assert!(foreign.is_empty(), "these would collide with a host's own names: {foreign:?}");
+}
+
+#[test]
+fn soname_is_set_and_the_library_stays_loaded() {
+    let text = tool("readelf", &["--dynamic", "--wide"]);
+    assert!(text.contains("[libatropos.so.0]"), "no SONAME libatropos.so.0 in:\n{text}");
+    // Threads of a host may still be inside a hot call, or own thread-local state, when it calls dlclose.
+    assert!(text.contains("NODELETE"), "not linked with -z nodelete:\n{text}");
+    // With -Bsymbolic the library would not see the copy of the gate that lives in the executable.
+    assert!(!text.contains("SYMBOLIC"), "linked with -Bsymbolic:\n{text}");
+}
+
+#[test]
+fn the_gate_is_one_pointer() {
+    let text = tool("readelf", &["--dyn-syms", "--wide"]);
+    let line = text.lines().find(|l| l.ends_with(" atropos_gate")).expect("atropos_gate is exported");
+    let fields: Vec<_> = line.split_whitespace().collect();
+    assert_eq!((fields[2], fields[3], fields[5]), ("8", "OBJECT", "DEFAULT"), "a copy relocation copies this: {line}");
+}

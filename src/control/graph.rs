@@ -18,6 +18,8 @@ const CLOCK_SLACK_NS: u64 = 2_000_000;
 /// culprit that takes many short locks on its way would be excused at every second look.
 const BRIEF_WAIT_NS: u64 = 5_000_000;
 const BRIEF_WAIT_FACTOR: u64 = 10;
+/// How many tasks of a chain are asked for the gain that a queue head inherits.
+const MAX_INHERIT: usize = 64;
 /// Nobody: an untracked blocker.
 const NONE: u32 = u32::MAX;
 
@@ -76,10 +78,16 @@ pub(super) struct Part {
 }
 
 /// Rows of `T` per task, in one allocation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Rows<T> {
     start: Vec<u32>,
     items: Vec<T>,
+}
+
+impl<T> Default for Rows<T> {
+    fn default() -> Self {
+        Rows { start: Vec::new(), items: Vec::new() }
+    }
 }
 
 impl<T> Rows<T> {
@@ -134,6 +142,8 @@ pub(super) struct Relief {
     pub victims: Vec<u32>,
     /// Barriers that would fall; ascending.
     pub fallen: Vec<u32>,
+    /// Pools of which a part would come back; ascending.
+    pub pools: Vec<u32>,
 }
 
 /// Work space of the counterfactual, reused over candidates: a stamp makes clearing it free.
@@ -448,6 +458,9 @@ impl Graph {
         let mut out = Relief { freed_ns: vec![0; self.resources], ..Relief::default() };
         let mut bars_to_hit: Vec<u32> = Vec::new();
         for &t in set {
+            if s.task[t as usize].0 == stamp {
+                continue; // named twice
+            }
             let state = if self.blocked[t as usize] { Gone::QueueOnly } else { Gone::Yes };
             s.task[t as usize] = (stamp, state);
             bars_to_hit.extend(
@@ -541,15 +554,14 @@ impl Graph {
                 }
             }
         }
-        let mut relieved: Vec<u32> = Vec::new();
-        for p in touched {
+        touched.sort_unstable();
+        for &p in &touched {
             let pool = &self.pools[p as usize];
             let amount = std::mem::take(&mut s.pool_freed[p as usize]);
             let freed = &mut out.freed_ns[pool.resource as usize];
             *freed = freed.saturating_add(scale(pool.lost_ns, amount.min(pool.total), pool.total));
-            relieved.push(pool.resource);
         }
-        let _ = relieved;
+        out.pools = touched;
     }
 
     /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait.
@@ -573,7 +585,7 @@ impl Graph {
                 }
                 for k in &self.barriers[b as usize].blockers {
                     if self.blocked[k.task as usize] {
-                        if !seen.contains(&k.task) {
+                        if seen.len() < MAX_INHERIT && !seen.contains(&k.task) {
                             seen.push(k.task);
                         }
                     } else {

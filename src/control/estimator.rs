@@ -1,0 +1,414 @@
+//! `Window -> Estimate`: how contended each resource is, and what cancelling each task would give back.
+//!
+//! Formulas (Atropos, SOSP 2025; DESIGN section 8):
+//! - contention level = execution time lost to the resource / execution time of all tasks, in the window;
+//! - resource gain = usage x remaining / completed: the use of the resource that still lies ahead;
+//! - relief is counterfactual: the waits that would end if the task went (see [`super::graph`]).
+
+use std::collections::BTreeMap;
+
+use super::graph::{clip, scale, Graph, Index, Relief, Scratch};
+use super::window::{EdgeKind, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+
+/// What the estimator needs besides the window.
+#[derive(Clone, Debug)]
+pub struct EstimatorParams {
+    /// A resource whose level reaches this is contended (0..=1).
+    pub contention_threshold: f64,
+    /// Typical duration of a request per class, ns, where the baseline knows it: stands in for missing progress.
+    pub class_duration_ns: BTreeMap<u16, u64>,
+}
+
+impl Default for EstimatorParams {
+    fn default() -> Self {
+        EstimatorParams { contention_threshold: 0.30, class_duration_ns: BTreeMap::new() }
+    }
+}
+
+/// One resource's contention in the window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResourceEstimate {
+    pub id: ResourceId,
+    pub kind: ResourceKind,
+    pub name: String,
+    /// LOCK wait/hold time, MEMORY evictions/acquisitions, QUEUE wait/execution time; >= 0, not bounded.
+    pub raw_contention: f64,
+    /// Contention level: 0..=1.
+    pub level: f64,
+    /// Execution time lost to it inside the window, ns.
+    pub lost_ns: u64,
+    /// Tasks that wait for it now, and waiters that are not tasks yet.
+    pub waiting: u64,
+}
+
+/// Is a single resource to blame?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OverloadKind {
+    /// These resources are contended, the worst first.
+    Resource(Vec<ResourceId>),
+    /// None is: admission control has to help, cancelling cannot.
+    Regular,
+}
+
+/// How a task comes to stand in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It holds what others want (LOCK, MEMORY).
+    Holds,
+    /// It waits itself, at the head of a queue, and its request bars those behind it.
+    Bars,
+    /// It occupies a server of a queue.
+    Occupies,
+    /// Those who occupy the resource wait for it: it frees the resource by freeing them.
+    Through,
+}
+
+/// What cancelling a task would give back of one resource.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Use {
+    pub resource: ResourceId,
+    pub instance: u64,
+    pub role: Role,
+    /// Usage so far: ns (LOCK, QUEUE) or units (MEMORY).
+    pub usage: u64,
+    /// For how long it has used it, ns (MEMORY: how long its work has lasted).
+    pub usage_ns: u64,
+    /// Resource gain in the unit of `usage`; finite, > 0.
+    pub gain: f64,
+    /// The same as time, ns: comparable over resources before weighing by `share`.
+    pub gain_ns: f64,
+    /// Execution time inside the window that its victims lost to this resource because of it, ns.
+    pub freed_ns: u64,
+    /// Part of the resource's lost time that would end, 0..=1.
+    pub share: f64,
+}
+
+impl Use {
+    /// The gain in the unit that scores compare: seconds of the whole resource.
+    pub fn scaled_gain(&self) -> f64 {
+        self.gain_ns / 1e9 * self.share
+    }
+}
+
+/// A task in whose way somebody is.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub task: TaskId,
+    /// Its place in `Window::tasks`.
+    pub index: usize,
+    /// Only resources on which somebody would be freed; by resource id. Empty = its going frees nobody.
+    pub uses: Vec<Use>,
+    /// Share of all execution time in the window that would not have been lost, 0..=1.
+    pub relief_share: f64,
+    /// Tasks whose wait for a lock (or whose edges) would end, ascending; waiters of pools are not listed one by one.
+    pub victims: Vec<TaskId>,
+    /// Completed fraction used for the gain, within 0.01..=0.99; None = unknown.
+    pub progress: Option<f64>,
+    /// Work done that a cancel would throw away, ns.
+    pub work_lost_ns: u64,
+    /// It waits itself.
+    pub blocked: bool,
+}
+
+/// The estimator's result for one window.
+#[derive(Clone, Debug)]
+pub struct Estimate {
+    /// In the order of `Window::resources`.
+    pub resources: Vec<ResourceEstimate>,
+    pub kind: OverloadKind,
+    /// Ascending by task id.
+    pub candidates: Vec<Candidate>,
+    /// Execution time of all tasks, ns: the denominator of levels and reliefs.
+    pub exec_ns: u64,
+    graph: Graph,
+}
+
+/// `usage x remaining / completed`, with the completed fraction bounded to 1%..99% since reported progress may be
+/// wrong or stuck. Finite and > 0 for usage > 0; a lock held 1 s at 40% gains 1.5 s.
+pub fn resource_gain(usage: u64, completed: f64) -> f64 {
+    usage as f64 * remaining_over_completed(completed)
+}
+
+fn remaining_over_completed(completed: f64) -> f64 {
+    let done = if completed.is_nan() { 0.5 } else { completed.clamp(0.01, 0.99) };
+    (1.0 - done) / done
+}
+
+/// Mean of min(wait, window) for waiters that came evenly over the last `oldest` ns.
+fn mean_clipped_ns(oldest_ns: u64, window_ns: u64) -> u64 {
+    if oldest_ns <= window_ns {
+        oldest_ns / 2
+    } else {
+        window_ns - scale(window_ns, window_ns / 2, oldest_ns)
+    }
+}
+
+/// How far a task is: its own report; else its age against what its class usually takes.
+fn completed_fraction(task: &TaskView, params: &EstimatorParams) -> Option<f64> {
+    if !task.in_request {
+        return None; // idle: its last report says nothing about when the client will end it
+    }
+    if let Some((done, total)) = task.progress.filter(|p| p.1 > 0) {
+        return Some((done as f64 / total as f64).clamp(0.01, 0.99));
+    }
+    let usual = *params.class_duration_ns.get(&task.class)?;
+    // Beyond its usual duration nothing is known again; just before, at least a tenth is taken to remain.
+    let left = usual.checked_sub(task.age_ns).filter(|&left| left > 0)?.max(usual / 10);
+    Some((task.age_ns as f64 / (task.age_ns as f64 + left as f64)).clamp(0.01, 0.99))
+}
+
+/// Execution time lost to a resource and, per untracked waiter, what it adds to the execution time of all.
+fn lost_and_untracked_ns(r: &ResourceWindow, running_ns: u64, window_ns: u64) -> (u64, u64) {
+    let untracked = r.untracked_waiting.saturating_mul(mean_clipped_ns(r.untracked_oldest_wait_ns, window_ns));
+    // Memory that is acquired without evicting anybody's is not contended: those waits are for cold data.
+    let cold = r.kind == ResourceKind::Memory && r.acquired > 0 && r.evicted == 0;
+    let tracked = if cold { 0 } else { r.wait_ns.max(running_ns) };
+    (tracked.saturating_add(untracked), untracked)
+}
+
+fn ratio(a: u64, b: u64) -> f64 {
+    match (a, b) {
+        (0, _) => 0.0,
+        // Waits without a single hold: as contended as can be said without an infinity.
+        (a, 0) => a as f64,
+        (a, b) => a as f64 / b as f64,
+    }
+}
+
+/// Estimates contention and reliefs. Pure; never panics, no NaN for any input.
+pub fn estimate(window: &Window, params: &EstimatorParams) -> Estimate {
+    let index = Index::new(window.resources.iter().map(|r| r.id));
+    let mut running_ns = vec![0u64; window.resources.len()];
+    let mut waiting = vec![0u64; window.resources.len()];
+    let mut tasks_exec_ns = 0u64;
+    for task in &window.tasks {
+        tasks_exec_ns = tasks_exec_ns.saturating_add(task.exec_ns);
+        for wait in &task.waits {
+            if let Some(r) = index.get(wait.resource) {
+                let sum = &mut running_ns[r as usize];
+                *sum = sum.saturating_add(clip(wait.waited_ns, window));
+                waiting[r as usize] += 1;
+            }
+        }
+    }
+    let mut exec_ns = window.exec_ns.max(tasks_exec_ns);
+    let mut lost_ns = Vec::with_capacity(window.resources.len());
+    for (r, &running) in window.resources.iter().zip(&running_ns) {
+        let (lost, untracked) = lost_and_untracked_ns(r, running, window.length_ns);
+        lost_ns.push(lost);
+        exec_ns = exec_ns.saturating_add(untracked);
+    }
+    let resources: Vec<ResourceEstimate> = window
+        .resources
+        .iter()
+        .zip(lost_ns.iter().zip(&waiting))
+        .map(|(r, (&lost, &waiting))| ResourceEstimate {
+            id: r.id,
+            kind: r.kind,
+            name: r.name.clone(),
+            raw_contention: match r.kind {
+                ResourceKind::Lock => ratio(r.wait_ns, r.hold_ns),
+                ResourceKind::Memory => ratio(r.evicted, r.acquired),
+                ResourceKind::Queue => ratio(lost, exec_ns),
+            },
+            level: fraction(lost, exec_ns),
+            lost_ns: lost,
+            waiting: waiting.saturating_add(r.untracked_waiting),
+        })
+        .collect();
+    let mut contended: Vec<&ResourceEstimate> =
+        resources.iter().filter(|r| r.lost_ns > 0 && r.level >= params.contention_threshold).collect();
+    contended.sort_by(|a, b| b.level.total_cmp(&a.level).then(a.id.cmp(&b.id)));
+    let kind = match contended.iter().map(|r| r.id).collect::<Vec<_>>() {
+        ids if ids.is_empty() => OverloadKind::Regular,
+        ids => OverloadKind::Resource(ids),
+    };
+    let graph = Graph::new(window, &index, &lost_ns);
+    let mut estimate = Estimate { resources, kind, candidates: Vec::new(), exec_ns, graph };
+    estimate.candidates = estimate.find_candidates(window, params);
+    estimate
+}
+
+/// `part / whole` within 0..=1; 0 when there is no whole.
+fn fraction(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        (part as f64 / whole as f64).min(1.0)
+    }
+}
+
+impl Estimate {
+    /// A resource's estimate by id.
+    pub fn resource(&self, id: ResourceId) -> Option<&ResourceEstimate> {
+        self.resources.iter().find(|r| r.id == id)
+    }
+
+    /// A task's candidacy, if it stands in anybody's way.
+    pub fn candidate(&self, task: TaskId) -> Option<&Candidate> {
+        self.candidates.iter().find(|c| c.task == task)
+    }
+
+    pub(super) fn scratch(&self) -> Scratch {
+        self.graph.scratch()
+    }
+
+    /// The joint counterfactual of several tasks (by place in the window): time freed per resource, in their order.
+    pub(super) fn joint_relief(&self, set: &[u32], scratch: &mut Scratch) -> Relief {
+        self.graph.relief(set, scratch)
+    }
+
+    /// Share of the execution time that a relief gives back, 0..=1.
+    pub(super) fn relief_share(&self, freed_ns: &[u64]) -> f64 {
+        fraction(freed_ns.iter().fold(0u64, |sum, &ns| sum.saturating_add(ns)), self.exec_ns)
+    }
+
+    /// Everybody a relief helps: freed waiters and those who wait for a pool of which a part comes back.
+    pub(super) fn all_victims(&self, relief: &Relief, window: &Window, without: &[u32]) -> Vec<TaskId> {
+        let mut victims: Vec<TaskId> = relief.victims.iter().map(|&t| window.tasks[t as usize].id).collect();
+        for &p in &relief.pools {
+            let pool = &self.graph.pools[p as usize];
+            let id = self.resources[pool.resource as usize].id;
+            let waits = |t: &TaskView| t.waits.iter().any(|w| w.resource == id && w.instance == pool.instance);
+            let waiters = window.tasks.iter().enumerate().filter(|(i, t)| !without.contains(&(*i as u32)) && waits(t));
+            victims.extend(waiters.map(|(_, t)| t.id));
+        }
+        victims.sort_unstable();
+        victims.dedup();
+        victims
+    }
+
+    fn find_candidates(&self, window: &Window, params: &EstimatorParams) -> Vec<Candidate> {
+        let completed: Vec<Option<f64>> = window.tasks.iter().map(|t| completed_fraction(t, params)).collect();
+        let usual = self.usual_occupation(window, params);
+        let mut scratch = self.scratch();
+        let mut found = Vec::new();
+        for t in 0..self.graph.tasks as u32 {
+            let parts = self.graph.parts.row(t);
+            if self.graph.bars.row(t).is_empty() && parts.is_empty() {
+                continue;
+            }
+            let relief = self.graph.relief(&[t], &mut scratch);
+            let task = &window.tasks[t as usize];
+            let uses = self.uses(t, &relief, window, &completed, &usual);
+            found.push(Candidate {
+                task: task.id,
+                index: t as usize,
+                relief_share: fraction(uses.iter().fold(0, |sum: u64, u| sum.saturating_add(u.freed_ns)), self.exec_ns),
+                uses,
+                victims: relief.victims.iter().map(|&v| window.tasks[v as usize].id).collect(),
+                progress: completed[t as usize],
+                work_lost_ns: task.work_ns.max(task.age_ns),
+                blocked: self.graph.blocked[t as usize],
+            });
+        }
+        found.sort_by_key(|c| (c.task, c.index));
+        found
+    }
+
+    /// How long those who wait for a queue usually run, per resource: an occupant no longer than that is their
+    /// equal, and its server would go to the next of the kind. 0 = not known.
+    fn usual_occupation(&self, window: &Window, params: &EstimatorParams) -> Vec<u64> {
+        let mut usual = vec![0u64; self.resources.len()];
+        if params.class_duration_ns.is_empty() {
+            return usual;
+        }
+        for w in &self.graph.waits {
+            if let Some(r) = w.resource {
+                let class = window.tasks[w.task as usize].class;
+                let duration = params.class_duration_ns.get(&class).copied().unwrap_or(0);
+                usual[r as usize] = usual[r as usize].max(duration);
+            }
+        }
+        usual
+    }
+
+    fn uses(
+        &self,
+        t: u32,
+        relief: &Relief,
+        window: &Window,
+        completed: &[Option<f64>],
+        usual_ns: &[u64],
+    ) -> Vec<Use> {
+        let g = &self.graph;
+        let task = &window.tasks[t as usize];
+        // Without a completed fraction as much is taken to remain as is done: gain = usage.
+        let ahead = |t: u32| completed[t as usize].map_or(1.0, remaining_over_completed);
+        let held = |t: u32, barrier: u32| {
+            let b = &g.barriers[barrier as usize];
+            let id = b.resource.map(|r| self.resources[r as usize].id);
+            let holdings = window.tasks[t as usize].holdings.iter();
+            let held = holdings.filter(|h| Some(h.resource) == id && h.instance == b.instance).map(|h| h.held_ns).max();
+            // Not traced: it has held it at least as long as somebody has waited for it.
+            let usage = held.unwrap_or_else(|| g.longest_wait_ns(barrier));
+            (usage, usage as f64 * ahead(t))
+        };
+        let mut direct: Vec<(u32, Use)> = Vec::new();
+        let mut base = (0u64, 0f64, 0u64); // usage, gain, instance of what it blocks most
+        let mut add = |r: u32, new: Use| match direct.iter_mut().find(|d| d.0 == r) {
+            Some(d) if d.1.gain_ns >= new.gain_ns => {}
+            Some(d) => d.1 = new,
+            None => direct.push((r, new)),
+        };
+        for &(b, kind) in g.bars.row(t) {
+            let barrier = &g.barriers[b as usize];
+            let blames = !g.blocked[t as usize] || kind == EdgeKind::Queued;
+            if !blames || relief.fallen.binary_search(&b).is_err() {
+                continue;
+            }
+            let (role, (usage, gain)) = match kind {
+                EdgeKind::Queued if g.blocked[t as usize] => (Role::Bars, g.inherited(t, &held)),
+                EdgeKind::Queued => (Role::Bars, (g.longest_wait_ns(b), g.longest_wait_ns(b) as f64 * ahead(t))),
+                EdgeKind::Holds => (Role::Holds, held(t, b)),
+            };
+            if gain > base.1 {
+                base = (usage, gain, barrier.instance);
+            }
+            if let Some(r) = barrier.resource {
+                add(r, self.new_use(r, barrier.instance, role, usage, usage, gain, gain));
+            }
+        }
+        for part in g.parts.row(t).iter().filter(|p| relief.pools.contains(&p.pool)) {
+            let pool = &g.pools[part.pool as usize];
+            let (r, elapsed_ns) = (pool.resource, task.age_ns.max(task.work_ns).max(part.held_ns));
+            match self.resources[r as usize].kind {
+                ResourceKind::Memory => {
+                    let gain = part.amount as f64 * ahead(t);
+                    let gain_ns = elapsed_ns as f64 * ahead(t);
+                    add(r, self.new_use(r, pool.instance, Role::Holds, part.amount, elapsed_ns, gain, gain_ns));
+                }
+                _ if part.held_ns <= usual_ns[r as usize].saturating_mul(2) && relief.victims.is_empty() => {}
+                _ => {
+                    let gain = part.held_ns as f64 * ahead(t);
+                    add(r, self.new_use(r, pool.instance, Role::Occupies, part.held_ns, part.held_ns, gain, gain));
+                }
+            }
+        }
+        let mut uses = Vec::new();
+        for (r, &freed) in relief.freed_ns.iter().enumerate().filter(|(_, &freed)| freed > 0) {
+            let own = direct.iter().find(|d| d.0 == r as u32).map(|d| d.1.clone());
+            // Those who occupy this resource are stuck on the task just as long as its own victims are.
+            let through = (base.1 > 0.0)
+                .then(|| self.new_use(r as u32, base.2, Role::Through, base.0, base.0, base.1, base.1));
+            let best = match (own, through) {
+                (Some(own), Some(through)) if own.role == Role::Occupies && through.gain_ns > own.gain_ns => Some(through),
+                (Some(own), _) => Some(own),
+                (None, through) => through,
+            };
+            if let Some(mut new) = best.filter(|u| u.gain_ns > 0.0) {
+                new.freed_ns = freed;
+                new.share = fraction(freed, self.resources[r].lost_ns);
+                uses.push(new);
+            }
+        }
+        uses.sort_by_key(|u| u.resource);
+        uses
+    }
+
+    #[allow(clippy::too_many_arguments)] // one constructor for the three kinds of usage
+    fn new_use(&self, r: u32, instance: u64, role: Role, usage: u64, usage_ns: u64, gain: f64, gain_ns: f64) -> Use {
+        let resource = self.resources[r as usize].id;
+        Use { resource, instance, role, usage, usage_ns, gain, gain_ns, freed_ns: 0, share: 0.0 }
+    }
+}

@@ -1,0 +1,474 @@
+//! `Estimate -> Choice`: who is cancelled, and in words why; or why nobody is.
+//!
+//! 1. Candidates: cancellable, not protected, never cancelled before, and somebody would be freed.
+//! 2. Those beaten on every resource by another candidate are dropped.
+//! 3. The highest sum of contention level x resource gain wins (Atropos, SOSP 2025); near-ties go to the lower
+//!    priority, then to the one whose end throws away less work.
+//! 4. If contention would still stand, the next is chosen against what the first leaves, until every resource is
+//!    under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
+//! 5. If the whole set gives back less than `min_relief`, nobody is cancelled.
+
+use super::estimator::{Candidate, Estimate, ResourceEstimate, Role, Use};
+use super::window::{ResourceId, ResourceKind, TaskId, TaskView, Window};
+
+/// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
+/// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
+const MEMBER_SHARE: f64 = 0.25;
+/// Most picks of one decision, whatever the budget: each costs a pass over the candidates.
+const MAX_PICKS: usize = 16;
+/// How many rejected candidates a decision explains.
+const MAX_REJECTED: usize = 8;
+
+/// What the policy may be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyParams {
+    /// A resource at or over this level is contended (0..=1).
+    pub contention_threshold: f64,
+    /// A choice must give back at least this share of all execution time (0..=1).
+    pub min_relief: f64,
+    /// Whoever has used the resource, or will use it, for less than this is not worth a cancel, ns: at least the
+    /// latency objective, for its victims can bear as much.
+    pub min_gain_ns: u64,
+    /// Scores within this fraction of the best count as equal (0..1).
+    pub near_tie: f64,
+}
+
+impl Default for PolicyParams {
+    fn default() -> Self {
+        PolicyParams { contention_threshold: 0.30, min_relief: 0.20, min_gain_ns: 20_000_000, near_tie: 0.10 }
+    }
+}
+
+/// One task to cancel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pick {
+    pub task: TaskId,
+    /// The scope the decision was made for.
+    pub scope: u64,
+    /// The resource on which its end helps most.
+    pub resource: ResourceId,
+    pub instance: u64,
+    pub role: Role,
+    /// Tasks it keeps waiting, ascending; never itself.
+    pub victims: Vec<TaskId>,
+    pub score: f64,
+    /// Share of all execution time that its end gives back, on top of earlier picks; 0..=1.
+    pub relief_share: f64,
+    /// Usage and gain on `resource`: ns (LOCK, QUEUE) or units (MEMORY).
+    pub usage: u64,
+    pub gain: f64,
+    /// Time it has used the resource, and is expected to use it yet, ns.
+    pub usage_ns: u64,
+    pub gain_ns: f64,
+    pub progress: Option<f64>,
+    pub work_lost_ns: u64,
+    /// One line in words.
+    pub reason: String,
+}
+
+/// A candidate that was considered and not taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rejected {
+    pub task: TaskId,
+    pub score: f64,
+    pub relief_share: f64,
+    /// One line in words.
+    pub why: String,
+}
+
+/// The policy's answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// In the order to act; empty = nobody.
+    pub picks: Vec<Pick>,
+    /// The best of those not taken, best first.
+    pub rejected: Vec<Rejected>,
+    /// Level per resource as the picks would leave it; in the order of `Estimate::resources`.
+    pub levels_after: Vec<f64>,
+    /// Why nobody was picked; empty when somebody was.
+    pub nobody_because: String,
+}
+
+/// The paper's scoring: sum of contention level x resource gain. Levels (0.6, 0.4) with gains (3, 1) score 2.2.
+/// Gains must be in comparable units (here: seconds of the whole resource, [`Use::scaled_gain`]).
+pub fn score(levels: &[f64], gains: &[f64]) -> f64 {
+    levels.iter().zip(gains).map(|(level, gain)| level * gain).sum()
+}
+
+/// Is `a` beaten by `b` on every resource, by more than the margin of a near-tie? False when `a` gains nothing.
+pub fn dominated(a: &[f64], b: &[f64], near_tie: f64) -> bool {
+    a.iter().any(|&gain| gain > 0.0) && a.iter().zip(b).all(|(&a, &b)| a <= 0.0 || a < b * (1.0 - near_tie))
+}
+
+/// A candidate against what earlier picks leave.
+struct Rated<'a> {
+    candidate: &'a Candidate,
+    /// Scaled gain per resource, in the order of `Estimate::resources`.
+    gains: Vec<f64>,
+    score: f64,
+    /// What it adds to the relief of earlier picks.
+    relief_share: f64,
+    why_not: Option<WhyNot>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WhyNot {
+    Protected,
+    Cancelled,
+    Uncancellable,
+    FreesNobody,
+    NotContended,
+    HardlyUsed,
+    SoonDone,
+    SmallShare,
+    Dominated,
+    NotNeeded,
+}
+
+impl WhyNot {
+    fn words(self, c: &Candidate) -> &'static str {
+        match self {
+            WhyNot::Protected => "protected by the host",
+            WhyNot::Cancelled => "cancelled once already",
+            WhyNot::Uncancellable => "cannot be cancelled now",
+            WhyNot::FreesNobody if c.blocked => "waits itself: whoever it waits for is to blame",
+            WhyNot::FreesNobody => "frees nobody: others block its waiters too",
+            WhyNot::NotContended => "frees only resources below the contention threshold",
+            WhyNot::HardlyUsed => "has used the resource for less than the objective allows",
+            WhyNot::SoonDone => "will be done within the objective",
+            WhyNot::SmallShare => "frees too little on its own",
+            WhyNot::Dominated => "another task gives back more of every resource",
+            WhyNot::NotNeeded => "not needed: contention falls without it",
+        }
+    }
+}
+
+/// Chooses whom to cancel, at most `budget_left` tasks. Pure; the order of tasks in the window does not matter.
+pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budget_left: usize) -> Choice {
+    let mut c = Chooser::new(estimate, window, params);
+    if !c.contended() {
+        let nobody_because = "no resource is contended: a regular overload, which cancelling cannot help".to_string();
+        return Choice { levels_after: c.left, nobody_because, ..Choice::default() };
+    }
+    let mut rated = c.rate();
+    let mut rejected = c.explain(&rated, &[]);
+    let mut picks: Vec<(u32, Pick)> = Vec::new();
+    while picks.len() < budget_left.min(MAX_PICKS) && c.contended() {
+        let Some(best) = c.best_of(&mut rated) else { break };
+        let pick = c.take(&rated[best], picks.last().map(|_| &picks[..]));
+        picks.push((rated[best].candidate.index as u32, pick));
+        if picks.len() == 1 {
+            rejected = c.explain(&rated, &[]);
+        }
+        if c.contended() {
+            rated = c.rate();
+        }
+    }
+    c.give_back(&mut picks);
+    let gives = estimate.relief_share(&c.freed_ns);
+    let mut nobody_because = String::new();
+    if picks.is_empty() {
+        nobody_because = match rejected.first() {
+            _ if budget_left == 0 => "the cancel budget is used up".to_string(),
+            None => "nobody tracked stands in the way of those who wait".to_string(),
+            Some(r) => format!("no candidate qualifies; the nearest, task {}: {}", r.task, r.why),
+        };
+    } else if gives < params.min_relief {
+        nobody_because =
+            format!("the best choice would give back {}, less than min_relief {}", percent(gives), percent(params.min_relief));
+        picks.clear();
+        c.reset();
+    }
+    let picks: Vec<Pick> = picks.into_iter().map(|p| p.1).collect();
+    rejected.retain(|r| !picks.iter().any(|p| p.task == r.task));
+    rejected.truncate(MAX_REJECTED);
+    Choice { picks, rejected, levels_after: c.left, nobody_because }
+}
+
+/// The state of one decision: who is picked so far and what that leaves.
+struct Chooser<'a> {
+    estimate: &'a Estimate,
+    window: &'a Window,
+    params: &'a PolicyParams,
+    levels: Vec<f64>,
+    /// By place in the window.
+    set: Vec<u32>,
+    /// Time per resource that the set gives back.
+    freed_ns: Vec<u64>,
+    /// Level per resource that the set would leave.
+    left: Vec<f64>,
+    scratch: super::graph::Scratch,
+}
+
+impl<'a> Chooser<'a> {
+    fn new(estimate: &'a Estimate, window: &'a Window, params: &'a PolicyParams) -> Self {
+        let levels: Vec<f64> = estimate.resources.iter().map(|r| r.level).collect();
+        let freed_ns = vec![0; levels.len()];
+        let (left, scratch) = (levels.clone(), estimate.scratch());
+        Chooser { estimate, window, params, levels, set: Vec::new(), freed_ns, left, scratch }
+    }
+
+    fn over(&self, level: f64) -> bool {
+        level > 0.0 && level >= self.params.contention_threshold
+    }
+
+    fn contended(&self) -> bool {
+        self.left.iter().any(|&level| self.over(level))
+    }
+
+    fn reset(&mut self) {
+        self.set_to(Vec::new());
+    }
+
+    fn set_to(&mut self, set: Vec<u32>) {
+        self.freed_ns = self.estimate.joint_relief(&set, &mut self.scratch).freed_ns;
+        self.left = self.levels_left(&self.freed_ns);
+        self.set = set;
+    }
+
+    fn levels_left(&self, freed_ns: &[u64]) -> Vec<f64> {
+        let resources = self.estimate.resources.iter().zip(freed_ns);
+        resources.map(|(r, &freed)| r.level * (1.0 - part(freed, r.lost_ns))).collect()
+    }
+
+    /// Rates every candidate against what the set leaves.
+    fn rate(&mut self) -> Vec<Rated<'a>> {
+        let (estimate, set_len) = (self.estimate, self.set.len());
+        let mut rated = Vec::with_capacity(estimate.candidates.len());
+        for candidate in &estimate.candidates {
+            if self.set.contains(&(candidate.index as u32)) {
+                continue;
+            }
+            let mut freed_ns = vec![0u64; self.levels.len()];
+            if set_len == 0 {
+                for (r, u) in candidate.uses.iter().filter_map(|u| Some((self.place(u)?, u))) {
+                    freed_ns[r] = u.freed_ns;
+                }
+            } else if !candidate.uses.is_empty() {
+                self.set.push(candidate.index as u32);
+                freed_ns = estimate.joint_relief(&self.set, &mut self.scratch).freed_ns;
+                self.set.pop();
+                for (freed, before) in freed_ns.iter_mut().zip(&self.freed_ns) {
+                    *freed = freed.saturating_sub(*before);
+                }
+            }
+            rated.push(self.rate_one(candidate, &freed_ns));
+        }
+        rated
+    }
+
+    fn place(&self, u: &Use) -> Option<usize> {
+        self.estimate.resources.iter().position(|r| r.id == u.resource)
+    }
+
+    fn rate_one(&self, candidate: &'a Candidate, freed_ns: &[u64]) -> Rated<'a> {
+        let task = &self.window.tasks[candidate.index];
+        let min_ns = self.params.min_gain_ns;
+        let mut gains = vec![0.0; self.levels.len()];
+        let mut worth_ns = vec![0u64; self.levels.len()];
+        let (mut frees, mut contended, mut used, mut lasts) = (false, false, false, false);
+        for (r, u) in candidate.uses.iter().filter_map(|u| Some((self.place(u)?, u))) {
+            if freed_ns[r] == 0 {
+                continue;
+            }
+            frees = true;
+            let contends = self.over(self.left[r]);
+            contended |= contends;
+            used |= contends && u.usage_ns >= min_ns;
+            if u.usage_ns >= min_ns && u.gain_ns >= min_ns as f64 {
+                lasts |= contends;
+                gains[r] = u.gain_ns / 1e9 * part(freed_ns[r], self.estimate.resources[r].lost_ns);
+                worth_ns[r] = freed_ns[r];
+            }
+        }
+        let relief_share = self.estimate.relief_share(&worth_ns);
+        let why_not = if !frees {
+            Some(WhyNot::FreesNobody)
+        } else if task.protected {
+            Some(WhyNot::Protected)
+        } else if task.cancelled {
+            Some(WhyNot::Cancelled)
+        } else if !task.cancellable {
+            Some(WhyNot::Uncancellable)
+        } else if !contended {
+            Some(WhyNot::NotContended)
+        } else if !used {
+            Some(WhyNot::HardlyUsed)
+        } else if !lasts {
+            Some(WhyNot::SoonDone)
+        } else if relief_share < self.params.min_relief * MEMBER_SHARE {
+            Some(WhyNot::SmallShare)
+        } else {
+            None
+        };
+        Rated { candidate, score: score(&self.levels, &gains), gains, relief_share, why_not }
+    }
+
+    /// The one to take: not dominated, highest score; near-ties by priority, then by work lost, then by id.
+    fn best_of(&self, rated: &mut [Rated]) -> Option<usize> {
+        let near_tie = self.params.near_tie.clamp(0.0, 0.99);
+        let top = rated.iter().filter(|r| r.why_not.is_none()).map(|r| r.score).max_by(f64::total_cmp)?;
+        // Whoever is dominated scores less than another; only near the top can it matter.
+        let near: Vec<usize> = (0..rated.len())
+            .filter(|&i| rated[i].why_not.is_none() && rated[i].score >= top * (1.0 - near_tie))
+            .collect();
+        let beaten = |i: usize| {
+            let others = rated.iter().filter(|r| r.why_not.is_none() && r.score > rated[i].score);
+            others.into_iter().any(|r| dominated(&rated[i].gains, &r.gains, near_tie))
+        };
+        let (beaten, near): (Vec<usize>, Vec<usize>) = near.into_iter().partition(|&i| beaten(i));
+        let order = |&i: &usize| {
+            let r = &rated[i];
+            let task = &self.window.tasks[r.candidate.index];
+            (task.priority, r.candidate.work_lost_ns, std::cmp::Reverse(OrderedScore(r.score)), r.candidate.task)
+        };
+        let best = near.into_iter().min_by_key(order);
+        for i in beaten {
+            rated[i].why_not = Some(WhyNot::Dominated);
+        }
+        best
+    }
+
+    fn take(&mut self, rated: &Rated, earlier: Option<&[(u32, Pick)]>) -> Pick {
+        self.set.push(rated.candidate.index as u32);
+        let joint = self.estimate.joint_relief(&self.set, &mut self.scratch);
+        let mut victims = self.estimate.all_victims(&joint, self.window, &self.set);
+        // Whom earlier picks free already are not its victims.
+        victims.retain(|v| !earlier.unwrap_or_default().iter().any(|p| p.1.victims.contains(v)));
+        self.freed_ns = joint.freed_ns;
+        self.left = self.levels_left(&self.freed_ns);
+        self.pick(rated, victims)
+    }
+
+    fn pick(&self, rated: &Rated, victims: Vec<TaskId>) -> Pick {
+        let c = rated.candidate;
+        let weight = |u: &Use| self.place(u).map_or(0.0, |r| self.levels[r] * rated.gains[r]);
+        // What it holds itself names the cause; what it frees through others is only a consequence.
+        let best = c
+            .uses
+            .iter()
+            .filter(|u| weight(u) > 0.0)
+            .max_by(|a, b| {
+                (a.role != Role::Through).cmp(&(b.role != Role::Through)).then(weight(a).total_cmp(&weight(b)))
+            })
+            .expect("a candidate without a use that counts is never taken");
+        let task = &self.window.tasks[c.index];
+        let resource = self.estimate.resource(best.resource).expect("uses name resources of the window");
+        Pick {
+            task: c.task,
+            scope: task.scope,
+            resource: best.resource,
+            instance: best.instance,
+            role: best.role,
+            score: rated.score,
+            relief_share: rated.relief_share,
+            usage: best.usage,
+            gain: best.gain,
+            usage_ns: best.usage_ns,
+            gain_ns: best.gain_ns,
+            progress: c.progress,
+            work_lost_ns: c.work_lost_ns,
+            reason: reason(resource, best, c, task, victims.len(), rated.relief_share),
+            victims,
+        }
+    }
+
+    /// Takes back later picks without which contention falls all the same: the smallest set.
+    fn give_back(&mut self, picks: &mut Vec<(u32, Pick)>) {
+        if self.contended() {
+            return; // all of them are needed, and more
+        }
+        for i in (1..picks.len()).rev() {
+            let without: Vec<u32> = picks.iter().map(|p| p.0).filter(|&t| t != picks[i].0).collect();
+            let freed_ns = self.estimate.joint_relief(&without, &mut self.scratch).freed_ns;
+            if !self.levels_left(&freed_ns).iter().any(|&l| self.over(l)) {
+                picks.remove(i);
+                self.set_to(without);
+            }
+        }
+    }
+
+    /// The best of those rated, with the reason against each.
+    fn explain(&self, rated: &[Rated], without: &[u32]) -> Vec<Rejected> {
+        let mut best: Vec<&Rated> =
+            rated.iter().filter(|r| !without.contains(&(r.candidate.index as u32))).collect();
+        best.sort_by(|a, b| {
+            b.score
+                .total_cmp(&a.score)
+                .then(b.candidate.relief_share.total_cmp(&a.candidate.relief_share))
+                .then(a.candidate.task.cmp(&b.candidate.task))
+        });
+        best.truncate(MAX_REJECTED + MAX_PICKS);
+        best.into_iter()
+            .map(|r| Rejected {
+                task: r.candidate.task,
+                score: r.score,
+                relief_share: r.candidate.relief_share,
+                why: r.why_not.unwrap_or(WhyNot::NotNeeded).words(r.candidate).to_string(),
+            })
+            .collect()
+    }
+}
+
+/// `part / whole` within 0..=1.
+fn part(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        (part as f64 / whole as f64).min(1.0)
+    }
+}
+
+#[derive(PartialEq)]
+struct OrderedScore(f64);
+impl Eq for OrderedScore {}
+impl PartialOrd for OrderedScore {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for OrderedScore {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+/// A duration for people: three digits are enough.
+fn duration(ns: f64) -> String {
+    match ns {
+        ns if ns < 1e6 => format!("{:.0} us", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.0} ms", ns / 1e6),
+        ns if ns < 1e11 => format!("{:.1} s", ns / 1e9),
+        ns => format!("{:.0} s", ns / 1e9),
+    }
+}
+
+fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, victims: usize, relief_share: f64) -> String {
+    let what = match u.instance {
+        0 => r.name.clone(),
+        instance => format!("{} {instance}", r.name),
+    };
+    let tasks = if victims == 1 { "1 task".to_string() } else { format!("{victims} tasks") };
+    let since = duration(u.usage_ns as f64);
+    let does = match (u.role, r.kind) {
+        (Role::Holds, ResourceKind::Memory) => {
+            format!("holds {} units of {what}, {} of the relievable contention, while {tasks} wait", u.usage, percent(u.share))
+        }
+        (Role::Holds, _) => format!("has held {what} for {since} while {tasks} wait for it"),
+        (Role::Bars, _) => format!("has waited for {what} for {since} and bars {tasks} behind it"),
+        (Role::Occupies, _) => format!("has occupied a server of {what} for {since} while {tasks} wait"),
+        (Role::Through, _) => format!("has blocked those who occupy {what} for {since} while {tasks} wait"),
+    };
+    let ahead = match (c.progress, task.in_request) {
+        (_, false) => "idle, its client may never end it".to_string(),
+        (Some(done), _) if u.role != Role::Bars => {
+            format!("{} done, about {} to come", percent(done), duration(u.gain_ns))
+        }
+        _ => format!("about {} to come", duration(u.gain_ns)),
+    };
+    format!("{does}; {ahead}; its end gives back {} of all execution time", percent(relief_share))
+}

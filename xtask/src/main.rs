@@ -1,15 +1,20 @@
 //! `cargo xtask`: everything around the library that one command should do, set-up included.
 
 mod apt;
+mod bench;
+mod check;
 mod dirs;
+mod install;
 mod patches;
 mod progress;
 mod server;
 mod source;
 mod stamp;
+mod test;
 
-use anyhow::Result;
+use anyhow::{bail, Result};
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Builds, tests, measures and demonstrates libatropos", max_term_width = 100)]
@@ -20,19 +25,67 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Build a patched server or run its own tests
+    /// Run every check of the project, set-up included; the last line is `N passed, M failed, K skipped`
+    Test(test::TestArgs),
+    /// Build a patched server, run its own tests, or check its patches
     #[command(subcommand)]
     Server(ServerTask),
+    /// Run an overload case on a real server: `case c6 --mode all`, `case --list`
+    Case(bench::CaseArgs),
+    /// Measure what Atropos costs
+    Bench(bench::BenchArgs),
+    /// Install the library, its headers, and what CMake and pkg-config need
+    Install(install::InstallArgs),
+    /// Install the Debian packages that building and testing need
+    Setup,
 }
 
 #[derive(Subcommand)]
 enum ServerTask {
     /// Download, patch, build and install a server, and our module in it
     Build(server::BuildArgs),
+    /// Run the server's own tests with our module in enforce mode
+    Check(check::CheckArgs),
+    /// Check that the patches are complete, documented and small
+    Lint { server: server::Server },
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().command {
-        Task::Server(ServerTask::Build(args)) => server::build(&args),
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Task::Test(args) => test::test(&args),
+        Task::Server(ServerTask::Build(args)) => server::build(&args).map(success),
+        Task::Server(ServerTask::Check(args)) => check::check(&args).map(success),
+        Task::Server(ServerTask::Lint { server: server::Server::Postgresql }) => lint().map(success),
+        Task::Case(args) => bench::case(&args).map(success),
+        Task::Bench(args) => bench::bench(&args).map(success),
+        Task::Install(args) => install::install(&args).map(success),
+        Task::Setup => test::setup().map(success),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn success(_: ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+/// Every release series that has patches.
+fn lint() -> Result<()> {
+    let mut problems = Vec::new();
+    let mut series_dirs: Vec<_> = std::fs::read_dir(dirs::workspace().join("patches/postgresql"))?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()?;
+    series_dirs.sort();
+    for dir in series_dirs.iter().filter(|path| path.is_dir()) {
+        let series = patches::Series::read(dir)?;
+        let (found, added) = series.lint()?;
+        println!("{}: {} patches, {added} lines added (at most {})", dir.display(), series.len(), patches::MAX_ADDED_LINES);
+        problems.extend(found);
     }
+    if !problems.is_empty() {
+        bail!("patch lint:\n    {}", problems.join("\n    "));
+    }
+    Ok(())
 }

@@ -25,6 +25,10 @@ impl Series {
         Ok(Series { dir: dir.to_path_buf(), names: names.map(String::from).collect() })
     }
 
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
     pub fn add_to(&self, stamp: &mut Stamp) -> Result<()> {
         for name in &self.names {
             stamp.add(name).file(&self.dir.join(name))?;

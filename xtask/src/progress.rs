@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 /// Without a terminal a plain line is enough this often.
 const PLAIN_EVERY: Duration = Duration::from_secs(30);
 const REDRAW_EVERY: Duration = Duration::from_millis(300);
+const WORTH_AN_ESTIMATE: Duration = Duration::from_secs(2);
 const TAIL_LINES: usize = 30;
 
 /// A labelled line on stderr: redrawn in place on a terminal, else printed now and then.
@@ -57,7 +58,7 @@ impl Progress {
 
     pub fn finish(self, ok: bool, detail: &str) {
         let elapsed = self.started.elapsed();
-        if ok {
+        if ok && elapsed > WORTH_AN_ESTIMATE {
             remember_duration(&self.label, elapsed);
         }
         let mark = if ok { "ok" } else { "FAILED" };
@@ -157,7 +158,11 @@ impl Step<'_> {
             if let Some(status) = status {
                 break Ended::from_status(status);
             }
-            status = if open { child.try_wait()? } else { Some(child.wait()?) };
+            status = child.try_wait()?;
+            if !open && status.is_none() {
+                // It closed its output and goes on; nothing but its end is left to wait for.
+                std::thread::sleep(Duration::from_millis(50));
+            }
             if let Some(limit) = self.limit.filter(|limit| status.is_none() && progress.started.elapsed() > *limit) {
                 group::end(&mut child);
                 child.wait()?;

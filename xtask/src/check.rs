@@ -1,0 +1,196 @@
+//! PostgreSQL's own regression tests (what `make check` runs) on the patched server with our module in enforce mode.
+
+use crate::progress::{Ended, Step};
+use crate::server::{self, Server, Variant, Variants};
+use crate::{dirs, progress};
+use anyhow::{bail, Context, Result};
+use clap::ValueEnum;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+#[derive(clap::Args)]
+pub struct CheckArgs {
+    pub server: Server,
+    #[arg(long, value_enum, default_value = "regress")]
+    pub suite: Suite,
+    /// Further settings of the server under test, e.g. `atropos.slo=50ms`.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub settings: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// SQL in all its parts
+    Regress,
+    /// concurrent sessions that block each other
+    Isolation,
+}
+
+/// pg_regress and pg_isolation_regress make a cluster of their own, start it, and compare each test's output.
+/// They are called as `make check` calls them, but out of a copy that the server user owns, since servers do not run as root.
+struct Layout {
+    name: &'static str,
+    driver: &'static str,
+    schedule: &'static str,
+    options: &'static [&'static str],
+    limit: Duration,
+}
+
+impl Suite {
+    fn layout(self) -> Layout {
+        match self {
+            Suite::Regress => Layout {
+                name: "regress",
+                driver: "pg_regress",
+                schedule: "parallel_schedule",
+                options: &["--dlpath=.", "--max-concurrent-tests=20"],
+                limit: Duration::from_secs(25 * 60),
+            },
+            Suite::Isolation => Layout {
+                name: "isolation",
+                driver: "pg_isolation_regress",
+                schedule: "isolation_schedule",
+                options: &[],
+                limit: Duration::from_secs(40 * 60),
+            },
+        }
+    }
+}
+
+/// The controller takes one worker of the pool; select_parallel expects all of the default 8 for itself.
+const MAX_WORKER_PROCESSES: u32 = 8 + 1;
+
+pub fn check(args: &CheckArgs) -> Result<()> {
+    let Server::Postgresql = args.server;
+    server::ensure(Variants::Patched)?;
+    let suite = args.suite.layout();
+    let work = dirs::shared()?.join("check").join(suite.name);
+    copy_suite(&server::tree(Variant::Patched)?.join("src/test").join(suite.name), &work)?;
+    let decisions = work.join("decisions.jsonl");
+    let config = work.join("temp.conf");
+    let mut text = format!(
+        "shared_preload_libraries = 'atropos'\natropos.mode = enforce\natropos.decision_log = '{}'\nmax_worker_processes = {MAX_WORKER_PROCESSES}\n",
+        decisions.display()
+    );
+    for setting in &args.settings {
+        let (name, value) = setting.split_once('=').with_context(|| format!("--set {setting}: give NAME=VALUE"))?;
+        text += &format!("{} = '{}'\n", name.trim(), value.trim().replace('\'', "''"));
+    }
+    std::fs::write(&config, text)?;
+
+    let mut command = dirs::as_server_user(&work.join(suite.driver));
+    command.current_dir(&work).env("LC_ALL", "C").args(["--temp-instance=./tmp_check", "--inputdir=."]);
+    command.arg(format!("--bindir={}", server::prefix(Variant::Patched)?.join("bin").display()));
+    command.arg(format!("--temp-config={}", config.display())).args(suite.options);
+    command.arg(format!("--schedule={}", suite.schedule));
+
+    let log = dirs::logs()?.join(format!("postgresql-15-{}.log", suite.name));
+    std::fs::File::create(&log)?;
+    let mut results = Results::default();
+    let label = format!("PostgreSQL's {} tests, module in enforce mode", suite.name);
+    let mut watch = |line: &str| results.read(line);
+    let expected = Some(Duration::from_secs(120));
+    let ended = Step { label: &label, log: &log, expected, limit: Some(suite.limit), watch: &mut watch }.run_unchecked(command)?;
+    report(&results, &ended, &work, &log, &decisions)
+}
+
+#[derive(Default)]
+struct Results {
+    passed: usize,
+    failed: Vec<String>,
+    /// The driver's own closing words; without them the run did not get to its end.
+    verdict: Option<String>,
+}
+
+impl Results {
+    /// Lines such as `test boolean  ... ok   123 ms` or, within a parallel group, `     boolean  ... FAILED   99 ms`.
+    fn read(&mut self, line: &str) -> Option<String> {
+        let line = line.trim();
+        if let Some((name, result)) = line.split_once(" ... ") {
+            let name = name.trim_start_matches("test ").trim();
+            if result.trim_start().starts_with("ok") {
+                self.passed += 1;
+            } else {
+                self.failed.push(format!("{name}: {result}"));
+            }
+        } else if line.contains(" tests passed") || line.contains(" tests failed") {
+            self.verdict = Some(line.to_string());
+        }
+        let failed = if self.failed.is_empty() { String::new() } else { format!(", {} failed", self.failed.len()) };
+        Some(format!("{} passed{failed}", self.passed))
+    }
+}
+
+fn report(results: &Results, ended: &Ended, work: &Path, log: &Path, decisions: &Path) -> Result<()> {
+    let acts = std::fs::read_to_string(decisions).map_or(0, |text| text.lines().count());
+    println!("Atropos recorded {acts} decisions during the run{}", if acts > 0 { format!(": {}", decisions.display()) } else { String::new() });
+    let Some(verdict) = &results.verdict else {
+        let server_log = work.join("log/postmaster.log");
+        bail!("the tests did not get to their end: the driver {ended}\n{}\n{}", progress::tail(log), progress::tail(&server_log));
+    };
+    println!("{verdict}");
+    if *ended != Ended::Code(0) || !results.failed.is_empty() {
+        println!("{} passed, {} failed, 0 skipped", results.passed, results.failed.len());
+        let diffs = ["regression.diffs", "output_iso/regression.diffs"].map(|name| work.join(name));
+        let diffs: Vec<String> = diffs.iter().filter(|path| path.is_file()).map(|path| path.display().to_string()).collect();
+        bail!("failing tests:\n    {}\nthe differences: {}", results.failed.join("\n    "), diffs.join(" "));
+    }
+    println!("{} passed, 0 failed, 0 skipped", results.passed);
+    Ok(())
+}
+
+/// A fresh copy that the server user owns.
+fn copy_suite(from: &Path, work: &PathBuf) -> Result<()> {
+    if !from.is_dir() {
+        bail!("{} is not there: build the server anew (cargo xtask server build postgresql)", from.display());
+    }
+    if work.exists() {
+        std::fs::remove_dir_all(work).with_context(|| format!("cannot remove {}; does a server of an earlier run still run there?", work.display()))?;
+    }
+    dirs::make(work.parent().expect("lies in check/").to_path_buf())?;
+    let mut commands = vec![("cp", vec!["-a".into(), from.as_os_str().to_owned(), work.as_os_str().to_owned()])];
+    if dirs::is_root() {
+        let owner = format!("{0}:{0}", dirs::SERVER_USER);
+        commands.push(("chown", vec!["-R".into(), owner.into(), work.as_os_str().to_owned()]));
+    }
+    for (program, args) in commands {
+        let out = Command::new(program).args(args).output()?;
+        if !out.status.success() {
+            bail!("{program}: {}", String::from_utf8_lossy(&out.stderr));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn driver_output_is_counted_and_failures_are_named() {
+        let mut results = Results::default();
+        for line in [
+            "============== running regression test queries        ==============",
+            "test tablespace                   ... ok          123 ms",
+            "parallel group (2 tests):  char boolean",
+            "     boolean                      ... ok           30 ms",
+            "     char                         ... FAILED       21 ms",
+            "test locks                        ... FAILED (test process exited with exit code 2)   99 ms",
+            " 2 of 4 tests failed. ",
+        ] {
+            results.read(line);
+        }
+        assert_eq!(results.passed, 2);
+        assert_eq!(results.failed.len(), 2);
+        assert!(results.failed[0].starts_with("char: FAILED") && results.failed[1].starts_with("locks: FAILED (test"));
+        assert_eq!(results.verdict.as_deref(), Some("2 of 4 tests failed."));
+    }
+
+    #[test]
+    fn a_run_without_a_verdict_is_an_error() {
+        let missing = Path::new("/nonexistent");
+        let error = report(&Results::default(), &Ended::Code(0), missing, missing, missing).unwrap_err();
+        assert!(error.to_string().contains("did not get to their end"), "{error}");
+    }
+}

@@ -1,0 +1,301 @@
+//! `cargo xtask test`: every check of the project, set-up included, as numbered steps with a summary at the end.
+
+use crate::progress::{self, clock, Ended, Step};
+use crate::{apt, bench, dirs};
+use anyhow::{bail, Result};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub struct TestArgs {
+    /// Run this step only (may be given several times).
+    #[arg(long, value_name = "STEP")]
+    pub only: Vec<String>,
+    /// Name the steps and what they run.
+    #[arg(long)]
+    pub list: bool,
+}
+
+struct Check {
+    name: &'static str,
+    what: &'static str,
+    command: fn() -> Result<Command>,
+    limit_minutes: u64,
+    /// Steps without whose success this one makes no sense. All others run whatever failed before them.
+    needs: &'static [&'static str],
+}
+
+const CHECKS: &[Check] = &[
+    Check { name: "setup", what: "Debian packages and the server user", command: || own(&["setup"]), limit_minutes: 20, needs: &[] },
+    Check {
+        name: "clippy",
+        what: "no warning in any crate",
+        command: || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        limit_minutes: 20,
+        needs: &[],
+    },
+    Check {
+        name: "unit",
+        what: "tests of the library, the benches and xtask",
+        command: || cargo(&["test", "--workspace", "--exclude", "atropos-ffi-tests", "--no-fail-fast"]),
+        limit_minutes: 20,
+        needs: &[],
+    },
+    Check {
+        name: "ffi",
+        what: "C and C++ programs against the public headers",
+        command: || cargo(&["test", "-p", "atropos-ffi-tests", "--no-fail-fast"]),
+        limit_minutes: 20,
+        needs: &[],
+    },
+    Check { name: "install", what: "installed package, used through CMake and pkg-config", command: install, limit_minutes: 10, needs: &[] },
+    Check { name: "demo", what: "embedded demonstration on SQLite, short", command: || own(&["demo", "--smoke"]), limit_minutes: 10, needs: &[] },
+    Check {
+        name: "patches",
+        what: "patch series complete, documented and small",
+        command: || own(&["server", "lint", "postgresql"]),
+        limit_minutes: 1,
+        needs: &[],
+    },
+    Check {
+        name: "server",
+        what: "PostgreSQL built, vanilla and patched, with the module",
+        command: || own(&["server", "build", "postgresql", "--variant", "all"]),
+        limit_minutes: 40,
+        needs: &[],
+    },
+    Check {
+        name: "integration",
+        what: "overloads on the real server, and 100,000 statements under random cancels",
+        command: || Ok(bench::tool("integration", &[])),
+        limit_minutes: 30,
+        needs: &["server"],
+    },
+    Check {
+        name: "regress",
+        what: "PostgreSQL's own tests with the module in enforce mode",
+        command: || own(&["server", "check", "postgresql"]),
+        limit_minutes: 30,
+        needs: &["server"],
+    },
+];
+
+/// All that building and testing needs; separate so that CI images can be prepared with it.
+pub fn setup() -> Result<()> {
+    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, apt::LOAD].concat();
+    packages.sort_unstable();
+    packages.dedup();
+    apt::ensure(&packages)?;
+    dirs::ensure_server_user()
+}
+
+fn cargo(args: &[&str]) -> Result<Command> {
+    let mut command = dirs::cargo();
+    command.args(args);
+    Ok(command)
+}
+
+fn own(args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(args).current_dir(dirs::workspace());
+    Ok(command)
+}
+
+fn install() -> Result<Command> {
+    let mut command = own(&["install", "--verify", "--prefix"])?;
+    command.arg(dirs::target()?.join("install-test"));
+    Ok(command)
+}
+
+enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+#[derive(Default, Debug, PartialEq)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    /// Ignored or skipped by the tool itself, with the names it gave.
+    skipped: u64,
+    skipped_names: Vec<String>,
+}
+
+pub fn test(args: &TestArgs) -> Result<ExitCode> {
+    for name in &args.only {
+        if !CHECKS.iter().any(|check| check.name == name) {
+            let names: Vec<_> = CHECKS.iter().map(|check| check.name).collect();
+            bail!("--only {name}: there is no such step; the steps are {}", names.join(", "));
+        }
+    }
+    let selected: Vec<&Check> = CHECKS.iter().filter(|c| args.only.is_empty() || args.only.iter().any(|n| n == c.name)).collect();
+    if args.list {
+        for check in selected {
+            println!("{:<12} {}\n             $ {}", check.name, check.what, progress::shown(&(check.command)()?));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let logs = dirs::make(dirs::target()?.join("test-logs"))?;
+    let mut done: Vec<(&Check, Outcome, Counts, Duration)> = Vec::new();
+    for (i, check) in selected.iter().enumerate() {
+        println!("[{}/{}] {}: {}", i + 1, selected.len(), check.name, check.what);
+        let broken = check.needs.iter().find(|need| done.iter().any(|(c, o, ..)| c.name == **need && !matches!(o, Outcome::Passed)));
+        let started = Instant::now();
+        let (outcome, counts) = match broken {
+            Some(need) => (Outcome::Skipped(format!("it needs the step `{need}`, which did not pass")), Counts::default()),
+            // A step that cannot even start has failed; the others still run.
+            None => run(check, &logs.join(format!("{}.log", check.name)))
+                .unwrap_or_else(|error| (Outcome::Failed(format!("{error:#}")), Counts::default())),
+        };
+        match &outcome {
+            Outcome::Failed(why) => println!("FAILED {}: {why}\n", check.name),
+            Outcome::Skipped(why) => println!("SKIPPED {}: {why}\n", check.name),
+            Outcome::Passed => {}
+        }
+        done.push((check, outcome, counts, started.elapsed()));
+    }
+    Ok(summary(&done))
+}
+
+fn run(check: &Check, log: &Path) -> Result<(Outcome, Counts)> {
+    File::create(log)?;
+    let mut counts = Counts::default();
+    let mut watch = |line: &str| {
+        counts.read(line);
+        let line = line.trim();
+        (!line.is_empty()).then(|| line.chars().take(70).collect())
+    };
+    let limit = Some(Duration::from_secs(check.limit_minutes * 60));
+    let ended = Step { label: check.name, log, expected: None, limit, watch: &mut watch }.run_unchecked((check.command)()?)?;
+    let outcome = match ended {
+        // A tool that counts failures and yet exits with 0 is not to be believed.
+        Ended::Code(0) if counts.failed == 0 => Outcome::Passed,
+        Ended::Code(0) => Outcome::Failed(format!("{} tests failed\n{}", counts.failed, progress::tail(log))),
+        ended => Outcome::Failed(format!("{ended}\n{}", progress::tail(log))),
+    };
+    Ok((outcome, counts))
+}
+
+impl Counts {
+    /// cargo's `test result: ok. 3 passed; 0 failed; 1 ignored; …` and `test x ... ignored, why`, and our own tools'
+    /// `3 passed, 0 failed, 1 skipped`.
+    fn read(&mut self, line: &str) {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("test ").filter(|rest| rest.contains(" ... ignored")) {
+            self.skipped_names.push(name.to_string());
+            return;
+        }
+        if let Some(name) = line.strip_prefix("SKIPPED ") {
+            self.skipped_names.push(name.to_string());
+            return;
+        }
+        let result = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")).map(|(_, counts)| counts);
+        let parts: Vec<&str> = result.unwrap_or(line).split(if result.is_some() { "; " } else { ", " }).collect();
+        let number = |part: Option<&&str>, words: &[&str]| -> Option<u64> {
+            let (number, word) = part?.split_once(' ')?;
+            words.contains(&word).then(|| number.parse().ok())?
+        };
+        let all = (number(parts.first(), &["passed"]), number(parts.get(1), &["failed"]), number(parts.get(2), &["ignored", "skipped"]));
+        if let (Some(passed), Some(failed), Some(skipped)) = all {
+            self.passed += passed;
+            self.failed += failed;
+            self.skipped += skipped;
+        }
+    }
+}
+
+fn summary(done: &[(&Check, Outcome, Counts, Duration)]) -> ExitCode {
+    println!("\n==== summary");
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for (check, outcome, counts, took) in done {
+        let (mark, why) = match outcome {
+            Outcome::Passed => ("ok", String::new()),
+            Outcome::Failed(why) => ("FAILED", format!("  {}", why.lines().next().unwrap_or_default())),
+            Outcome::Skipped(why) => ("SKIPPED", format!("  {why}")),
+        };
+        // A step without tests of its own counts as one; a failed step as at least one failure.
+        let (p, f, s) = match outcome {
+            Outcome::Passed if counts.passed == 0 => (1, 0, counts.skipped),
+            Outcome::Passed => (counts.passed, 0, counts.skipped),
+            Outcome::Failed(_) => (counts.passed, counts.failed.max(1), counts.skipped),
+            Outcome::Skipped(_) => (0, 0, 1),
+        };
+        passed += p;
+        failed += f;
+        skipped += s;
+        println!("{mark:<8} {:<12} {:>6}  {p} passed, {f} failed, {s} skipped{why}", check.name, clock(*took));
+    }
+    for (check, outcome, counts, _) in done {
+        if let Outcome::Skipped(why) = outcome {
+            println!("!!!! SKIPPED step {}: {why}", check.name);
+        }
+        for name in &counts.skipped_names {
+            println!("!!!! SKIPPED in {}: {name}", check.name);
+        }
+    }
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(lines: &[&str]) -> Counts {
+        let mut counts = Counts::default();
+        lines.iter().for_each(|line| counts.read(line));
+        counts
+    }
+
+    #[test]
+    fn counts_of_cargo_and_of_our_tools_add_up() {
+        let found = counts(&[
+            "test a::b ... ok",
+            "test a::c ... ignored, takes an hour",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.02s",
+            "213 passed, 1 failed, 4 skipped",
+            "5 passed and much else, 3 failed",
+        ]);
+        assert_eq!((found.passed, found.failed, found.skipped), (228, 3, 5));
+        assert_eq!(found.skipped_names, ["a::c ... ignored, takes an hour"]);
+    }
+
+    #[test]
+    fn a_step_only_needs_steps_before_it() {
+        for (i, check) in CHECKS.iter().enumerate() {
+            for need in check.needs {
+                assert!(CHECKS[..i].iter().any(|earlier| earlier.name == *need), "{} needs {need}", check.name);
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused() {
+        let error = test(&TestArgs { only: vec!["nosuch".into()], list: false }).unwrap_err();
+        assert!(error.to_string().contains("the steps are setup"), "{error}");
+    }
+
+    fn check(command: fn() -> Result<Command>) -> (Outcome, Counts) {
+        let log = std::env::temp_dir().join(format!("atropos-xtask-{}-{:?}.log", std::process::id(), std::thread::current().id()));
+        let found = run(&Check { name: "t", what: "", command, limit_minutes: 1, needs: &[] }, &log).unwrap();
+        std::fs::remove_file(log).unwrap();
+        found
+    }
+
+    fn sh(script: &str) -> Result<Command> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Ok(command)
+    }
+
+    #[test]
+    fn exit_code_and_counted_failures_both_fail_a_step() {
+        assert!(matches!(check(|| sh("echo 2 passed, 0 failed, 0 skipped")), (Outcome::Passed, c) if c.passed == 2));
+        assert!(matches!(check(|| sh("echo boom; exit 3")), (Outcome::Failed(why), _) if why.contains("code 3") && why.contains("boom")));
+        assert!(matches!(check(|| sh("echo 2 passed, 1 failed, 0 skipped")), (Outcome::Failed(_), c) if c.failed == 1));
+    }
+}

@@ -11,3 +11,43 @@ COMMENT ON FUNCTION atropos_decisions() IS 'the recorded decisions of Atropos, o
 
 REVOKE ALL ON FUNCTION atropos_status(), atropos_decisions() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION atropos_status(), atropos_decisions() TO pg_monitor;
+
+-- An instance of "pg relation lock" is the OID of its database and that of the relation, 32 bits each.
+CREATE FUNCTION atropos_relation(resource text, instance numeric) RETURNS regclass
+    LANGUAGE SQL STABLE PARALLEL RESTRICTED
+    AS $$ SELECT CASE WHEN resource = 'pg relation lock'
+                       AND div(instance, 4294967296) = (SELECT oid::int8 FROM pg_catalog.pg_database WHERE datname = current_database())
+                 THEN mod(instance, 4294967296)::int8::oid::regclass END $$;
+COMMENT ON FUNCTION atropos_relation(text, numeric) IS 'the relation a lock stands for; NULL for other locks and other databases';
+
+CREATE VIEW atropos_decision AS
+    SELECT (d->>'id')::int8 AS id,
+           to_timestamp((d->>'wall_ms')::float8 / 1000) AS decided_at,
+           d->>'mode' AS mode,
+           d->>'result' AS result,
+           (d->'task'->>'key')::int AS pid,
+           d->'task'->>'label' AS session,
+           d->'resource'->>'name' AS resource,
+           atropos_relation(d->'resource'->>'name', (d->'resource'->>'instance')::numeric) AS relation,
+           d->>'reason' AS reason,
+           (d->>'acknowledged_ms')::float8 AS acknowledged_ms,
+           (d->>'ended_ms')::float8 AS ended_ms,
+           d AS evidence
+      FROM atropos_decisions() AS d;
+COMMENT ON VIEW atropos_decision IS 'what Atropos did, or in observe mode would have done, oldest first';
+
+CREATE VIEW atropos_session AS
+    SELECT (t->>'key')::int AS pid,
+           t->>'label' AS session,
+           (t->>'age_ms')::float8 AS statement_ms,
+           (t->>'priority')::int AS priority,
+           (t->>'background')::bool AS background,
+           (t->>'protected')::bool AS protected,
+           (t->>'cancellable')::bool AS cancellable,
+           t->'holds' AS holds,
+           t->'waits' AS waits
+      FROM atropos_status() AS s, json_array_elements(s->'tasks') AS t;
+COMMENT ON VIEW atropos_session IS 'the sessions Atropos follows, with the locks it saw them take';
+
+REVOKE ALL ON atropos_decision, atropos_session FROM PUBLIC;
+GRANT SELECT ON atropos_decision, atropos_session TO pg_monitor;

@@ -62,7 +62,7 @@ atp_fill_config(atropos_config *cfg, char *region_path, size_t region_path_size)
 			.decision_log = decision_log && decision_log[0] ? decision_log : NULL,
 			.mode = atp_mode,
 			/* Every backend there can be, and room for the dead of a crash that are not reaped yet. */
-			.max_tasks = max_tasks > 0 ? max_tasks : Min(65536, Max(64, MaxBackends * 2)),
+			.max_tasks = max_tasks > 0 ? Max(16, max_tasks) : Min(65536, Max(64, MaxBackends * 2)),
 			.window_ms = window_ms,
 			.trigger_windows = trigger_windows,
 			.verify_ms = verify_ms,

@@ -4,7 +4,7 @@ use crate::progress::{tail, Ended, Step};
 use crate::{apt, dirs, report};
 use anyhow::{bail, Context, Result};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 

@@ -1,7 +1,24 @@
-//! libatropos (skeleton; see the contract in include/atropos.h)
+//! libatropos keeps a loaded server inside its latency objective when one request monopolises what every other request
+//! needs: it finds that culprit and cancels it through the server's own cancel function.
+//!
+//! Data flows one way:
+//!
+//! ```text
+//! host thread --trace--> its own worker slot in the region
+//! controller: window -> detector -> estimator -> policy -> actuator -> the host's cancel action
+//!                ^                                 |
+//!                +------------- verify <-----------+--> decision log, counters
+//! ```
+//!
+//! C hosts use `include/atropos.h`; its functions are in [`capi`]. The pure stages are in [`control`].
+
+pub mod cancel;
+pub mod capi;
 pub mod config;
 pub mod control;
 pub mod error;
 pub mod primitive;
+pub mod process;
 pub mod region;
+pub mod report;
 pub mod trace;

@@ -75,6 +75,8 @@ pub struct Gate {
 #[repr(C, align(64))]
 pub struct Settings {
     pub version: AtomicU64,
+    /// pid of the process that writes; 0 = nobody.
+    pub writer: AtomicU32,
     pub seq: SeqCount,
     pub words: [AtomicU64; 16],
 }
@@ -236,6 +238,9 @@ pub struct TaskSlot {
     pub exec_ns: AtomicU64,
     pub completions: AtomicU64,
     pub failures: AtomicU64,
+    /// A scope that somebody asked to cancel by hand; 0 = none.
+    pub manual_scope: AtomicU64,
+    pub manual_reason: [AtomicU64; 8],
     /// The last scope whose cancel the host acted on.
     pub acknowledged_scope: AtomicU64,
     pub class: AtomicU32,
@@ -269,6 +274,10 @@ pub struct Header {
     pub tasks_used: AtomicU32,
     pub workers_used: AtomicU32,
     pub next_decision: AtomicU64,
+    /// Bit per request class that ever completed a request.
+    pub classes_used: AtomicU32,
+    /// Raised by every manual cancel request; the leader then looks for them.
+    pub manual_requests: AtomicU32,
     /// What the controller thinks now: 0 learning, 1 normal, 2 suspected, 3 overload.
     pub controller_state: AtomicU32,
     pub p99_ns: AtomicU64,
@@ -312,7 +321,7 @@ const _: () = {
     assert!(offset_of!(Header, clock) == 64 && offset_of!(Header, gate) == 128);
     assert!(size_of::<Trace>() == 2752);
     assert!(size_of::<Mailbox>() == 256);
-    assert!(size_of::<TaskSlot>() == 3200);
+    assert!(size_of::<TaskSlot>() == 3264);
     assert!(size_of::<WorkerSlot>() == 2816);
     assert!(size_of::<Header>() % 64 == 0);
     assert!(MAX_RESOURCES <= 32, "`touched` has a bit each; resource numbers fit u8");

@@ -6,6 +6,7 @@ pub mod lease;
 pub mod owner;
 pub mod resources;
 pub mod seqcount;
+pub mod settings;
 pub mod tasks;
 pub mod text;
 
@@ -210,6 +211,14 @@ impl Region {
     fn initialise(&self) {
         let h = self.header();
         h.clock.calibrate();
+        // Generations start somewhere else in every region: handles of an earlier life in this process stay stale.
+        let first = (h.clock.refreshed_ns.load(Relaxed) >> 8) & 0xff_ffff;
+        for slot in self.tasks() {
+            slot.state.store(first << STATE_BITS, Relaxed);
+        }
+        for slot in self.workers() {
+            slot.state.store(first << STATE_BITS, Relaxed);
+        }
         let id = &h.identity;
         id.layout_version.store(LAYOUT_VERSION, Relaxed);
         id.header_bytes.store(std::mem::size_of::<Header>() as u32, Relaxed);

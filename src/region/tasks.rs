@@ -117,7 +117,6 @@ impl Region {
         slot.flags.store(FLAG_IMPLICIT_REQUEST, Relaxed);
         slot.label[0].store(0, Relaxed);
         slot.work_start_ns.store(0, Relaxed);
-        slot.trace.clear();
         slot.open_request(self.now_ns());
         slot.state.store(word & !CLAIMED | ACTIVE, Release);
         Some(handle_of(index, word))
@@ -126,8 +125,9 @@ impl Region {
     /// Ends a task; `keep` = this thread may want the slot again soon. False for a stale handle.
     pub fn end_task(&self, handle: u64, keep: bool) -> bool {
         let Some(slot) = self.task(handle) else { return false };
+        let h = self.header();
         self.end_request(slot, 0);
-        slot.trace.clear();
+        slot.trace.clear(h.clock.event_ns());
         let word = active_word(handle);
         let next = word & !((1 << STATE_BITS) - 1) | if keep { CACHED } else { FREE };
         // Compare-and-swap: of two threads that free it at once, one does.
@@ -159,14 +159,13 @@ impl Region {
         let slot = &workers[index];
         slot.owner.set(me);
         slot.task.store(task, Relaxed);
-        slot.trace.clear();
         slot.state.store(word & !CLAIMED | ACTIVE, Release);
         Some(handle_of(index, word))
     }
 
     pub fn detach(&self, worker: u64) -> bool {
         let Some(slot) = self.worker(worker) else { return false };
-        slot.trace.clear();
+        slot.trace.clear(self.header().clock.event_ns());
         let word = active_word(worker);
         slot.state.compare_exchange(word, word & !((1 << STATE_BITS) - 1) | FREE, AcqRel, Relaxed).is_ok()
     }
@@ -199,14 +198,15 @@ impl Region {
             verdicts.push((owner, dead));
             dead
         };
+        let now_ns = self.now_ns();
         let mut reaped = 0;
         let tasks = self.tasks().iter().take(h.tasks_used.load(Acquire) as usize);
         let workers = self.workers().iter().take(h.workers_used.load(Acquire) as usize);
         for slot in tasks {
-            reaped += reap_slot(slot, &mut dead) as usize;
+            reaped += reap_slot(slot, now_ns, &mut dead) as usize;
         }
         for slot in workers {
-            reaped += reap_slot(slot, &mut dead) as usize;
+            reaped += reap_slot(slot, now_ns, &mut dead) as usize;
         }
         for agent in &h.agents {
             let word = agent.word.load(Acquire);
@@ -219,7 +219,7 @@ impl Region {
     }
 }
 
-fn reap_slot<S: Slot>(slot: &S, dead: &mut impl FnMut(ProcessId) -> bool) -> bool {
+fn reap_slot<S: Slot>(slot: &S, now_ns: u64, dead: &mut impl FnMut(ProcessId) -> bool) -> bool {
     let word = slot.state().load(Acquire);
     // CLAIMED is between two states for an instant and its owner may not be written yet: a slot whose claimer died just
     // then stays lost, which costs one slot and never a wrong free.
@@ -229,7 +229,7 @@ fn reap_slot<S: Slot>(slot: &S, dead: &mut impl FnMut(ProcessId) -> bool) -> boo
     if slot.state().compare_exchange(word, word & !3 | CLAIMED, AcqRel, Relaxed).is_err() {
         return false;
     }
-    slot.trace().clear();
+    slot.trace().clear(now_ns);
     slot.state().store((next_generation(word) << STATE_BITS) | FREE, Release);
     true
 }

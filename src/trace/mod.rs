@@ -181,10 +181,10 @@ impl Trace {
     }
 
     /// Forgets what a task did; totals stay, for they belong to the slot and only ever grow.
-    pub fn clear(&self) {
+    pub fn clear(&self, now_ns: u64) {
+        self.release_all(now_ns);
         self.seq.write(|| {
-            self.occupied.store(0, Relaxed);
-            self.wait_resource.store(0, Relaxed);
+            self.close_wait(now_ns);
             self.blocked_by.store(0, Relaxed);
             self.progress_done.store(0, Relaxed);
             self.progress_total.store(0, Relaxed);

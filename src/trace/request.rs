@@ -73,6 +73,9 @@ impl Region {
             }
             if slot.flags.load(Relaxed) & FLAG_BACKGROUND == 0 {
                 let class = slot.class.load(Relaxed) as usize % MAX_CLASSES;
+                if header.classes_used.load(Relaxed) >> class & 1 == 0 {
+                    header.classes_used.fetch_or(1 << class, Relaxed);
+                }
                 // Neighbouring slots count in different places.
                 let slot_number = (slot as *const TaskSlot as usize) / core::mem::size_of::<TaskSlot>();
                 header.classes[class][slot_number % SHARDS].buckets[bucket_of(latency)].fetch_add(1, Relaxed);

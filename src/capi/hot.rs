@@ -1,0 +1,256 @@
+//! The hot calls, bound and explicit, and the paper's six names.
+
+use super::{atropos_cancel_fn, atropos_resource_t, atropos_task_t, guard};
+use crate::process::{active, bound};
+use core::ffi::{c_int, c_void};
+
+/// The bound task acquired `amount` of `r`; ends its wait for `r`.
+#[no_mangle]
+pub extern "C" fn atropos_get_resource(r: atropos_resource_t, amount: u64) {
+    atropos_get_resource_on(r, 0, amount)
+}
+
+/// The bound task gave `amount` of `r` back. What is not held is ignored and counted.
+#[no_mangle]
+pub extern "C" fn atropos_free_resource(r: atropos_resource_t, amount: u64) {
+    atropos_free_resource_on(r, 0, amount)
+}
+
+/// The bound task begins to wait for `r`; atropos_get_resource or atropos_wait_abandoned ends the wait.
+#[no_mangle]
+pub extern "C" fn atropos_slow_by_resource(r: atropos_resource_t, amount: u64) {
+    atropos_slow_by_resource_on(r, 0, amount)
+}
+
+/// As atropos_get_resource, for one object of the resource (this table's lock); 0 = not told apart.
+#[no_mangle]
+pub extern "C" fn atropos_get_resource_on(r: atropos_resource_t, instance: u64, amount: u64) {
+    guard((), || {
+        bound(|b| {
+            let clock = &b.header.clock;
+            b.trace.acquire(clock.event_ns(), clock.tracing_since_ns(), r, instance, amount);
+        });
+    })
+}
+
+/// As atropos_free_resource, for one object.
+#[no_mangle]
+pub extern "C" fn atropos_free_resource_on(r: atropos_resource_t, instance: u64, amount: u64) {
+    guard((), || {
+        bound(|b| b.trace.release(b.header.clock.event_ns(), r, instance, amount));
+    })
+}
+
+/// As atropos_slow_by_resource, for one object.
+#[no_mangle]
+pub extern "C" fn atropos_slow_by_resource_on(r: atropos_resource_t, instance: u64, amount: u64) {
+    let _ = amount;
+    guard((), || {
+        bound(|b| b.trace.wait_begin(b.header.clock.event_ns(), r, instance));
+    })
+}
+
+/// The bound task's wait for `r` ended without it.
+#[no_mangle]
+pub extern "C" fn atropos_wait_abandoned(r: atropos_resource_t) {
+    guard((), || {
+        bound(|b| b.trace.wait_abandoned(b.header.clock.event_ns(), r));
+    })
+}
+
+/// MEMORY: this task's acquisitions evicted `amount` units of others.
+#[no_mangle]
+pub extern "C" fn atropos_evicted(r: atropos_resource_t, amount: u64) {
+    guard((), || {
+        bound(|b| b.trace.evicted(r, amount));
+    })
+}
+
+/// Progress of the bound task: rows processed, rows expected (0 = unknown).
+#[no_mangle]
+pub extern "C" fn atropos_progress(done: u64, total: u64) {
+    guard((), || {
+        bound(|b| b.trace.progress(done, total));
+    })
+}
+
+/// Does a cancel stand for the bound task's present scope? A cheap poll for cooperative hosts: nonzero = stop.
+#[no_mangle]
+pub extern "C" fn atropos_cancel_requested() -> c_int {
+    guard(0, || bound(|b| b.slot.cancel_requested()).unwrap_or(false) as c_int)
+}
+
+/// The bound task's running wait for `r` is for `blocker`, until the wait ends. Better than inference.
+#[no_mangle]
+pub extern "C" fn atropos_blocked_by(r: atropos_resource_t, blocker: atropos_task_t) {
+    guard((), || {
+        bound(|b| b.trace.blocked_by(r, blocker));
+    })
+}
+
+/// Begins a request on the bound task, of class 0..15: latency and throughput are measured from here on, and the task's
+/// scope sequence changes. A request that is open ends as completed.
+#[no_mangle]
+pub extern "C" fn atropos_request_begin(class_: u32) {
+    guard((), || {
+        if let (Some(process), Some(slot)) = (active(), bound(|b| b.slot)) {
+            process.region.begin_request(slot, class_);
+        }
+    })
+}
+
+/// Ends the bound task's request; status 0 = ok. What it holds stays held (idle in transaction).
+#[no_mangle]
+pub extern "C" fn atropos_request_end(status: i32) {
+    guard((), || {
+        if let (Some(process), Some(slot)) = (active(), bound(|b| b.slot)) {
+            process.region.end_request(slot, status);
+        }
+    })
+}
+
+/// As atropos_get_resource_on, on a task. One thread at a time per task.
+#[no_mangle]
+pub extern "C" fn atropos_task_get_resource(t: atropos_task_t, r: atropos_resource_t, instance: u64, amount: u64) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        let clock = &process.region.header().clock;
+        if let Some(slot) = process.region.task(t) {
+            slot.trace.acquire(clock.event_ns(), clock.tracing_since_ns(), r, instance, amount);
+        }
+    })
+}
+
+/// As atropos_free_resource_on, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_free_resource(t: atropos_task_t, r: atropos_resource_t, instance: u64, amount: u64) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            slot.trace.release(process.region.header().clock.event_ns(), r, instance, amount);
+        }
+    })
+}
+
+/// As atropos_slow_by_resource_on, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_slow_by_resource(t: atropos_task_t, r: atropos_resource_t, instance: u64, amount: u64) {
+    let _ = amount;
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            slot.trace.wait_begin(process.region.header().clock.event_ns(), r, instance);
+        }
+    })
+}
+
+/// As atropos_wait_abandoned, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_wait_abandoned(t: atropos_task_t, r: atropos_resource_t) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            slot.trace.wait_abandoned(process.region.header().clock.event_ns(), r);
+        }
+    })
+}
+
+/// As atropos_progress, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_progress(t: atropos_task_t, done: u64, total: u64) {
+    guard((), || {
+        if let Some(slot) = active().and_then(|p| p.region.task(t)) {
+            slot.trace.progress(done, total);
+        }
+    })
+}
+
+/// As atropos_cancel_requested, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_cancel_requested(t: atropos_task_t) -> c_int {
+    guard(0, || active().and_then(|p| p.region.task(t)).is_some_and(|slot| slot.cancel_requested()) as c_int)
+}
+
+/// Drops everything the task holds (the end of a transaction).
+#[no_mangle]
+pub extern "C" fn atropos_task_release_all(t: atropos_task_t) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            slot.trace.release_all(process.region.header().clock.event_ns());
+        }
+    })
+}
+
+/// As atropos_request_begin, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_request_begin(t: atropos_task_t, class_: u32) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            process.region.begin_request(slot, class_);
+        }
+    })
+}
+
+/// As atropos_request_end, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_request_end(t: atropos_task_t, status: i32) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            process.region.end_request(slot, status);
+        }
+    })
+}
+
+/// Brackets time the host spends waiting for its own client inside a request: it is not execution time.
+#[no_mangle]
+pub extern "C" fn atropos_task_client_wait(t: atropos_task_t, on: i32) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.region.task(t) {
+            process.region.client_wait(slot, on != 0);
+        }
+    })
+}
+
+/// The paper's name of atropos_create_cancel.
+#[no_mangle]
+pub extern "C" fn createCancel(key: u64) -> atropos_task_t {
+    super::tasks::atropos_create_cancel(key)
+}
+
+/// The paper's name of atropos_free_cancel.
+#[no_mangle]
+pub extern "C" fn freeCancel(task: atropos_task_t) {
+    super::tasks::atropos_free_cancel(task)
+}
+
+/// The paper's name of atropos_set_cancel_action.
+///
+/// # Safety
+/// As atropos_set_cancel_action.
+#[no_mangle]
+pub unsafe extern "C" fn setCancelAction(func: atropos_cancel_fn, arg: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { super::atropos_set_cancel_action(func, arg) }
+}
+
+/// The paper's name of atropos_get_resource.
+#[no_mangle]
+pub extern "C" fn getResource(r: atropos_resource_t, amount: u64) {
+    atropos_get_resource(r, amount)
+}
+
+/// The paper's name of atropos_free_resource.
+#[no_mangle]
+pub extern "C" fn freeResource(r: atropos_resource_t, amount: u64) {
+    atropos_free_resource(r, amount)
+}
+
+/// The paper's name of atropos_slow_by_resource.
+#[no_mangle]
+pub extern "C" fn slowByResource(r: atropos_resource_t, amount: u64) {
+    atropos_slow_by_resource(r, amount)
+}

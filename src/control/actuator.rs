@@ -1,0 +1,60 @@
+//! Telling a task to stop: the mailbox first, then the host's action, where it may run.
+
+use crate::cancel::action::{self, Level, CANCEL, TERMINATE};
+use crate::cancel::mailbox::Request;
+use crate::primitive::Ordering::{Acquire, Relaxed};
+use crate::region::layout::TaskSlot;
+use crate::region::owner::ProcessId;
+use crate::region::Region;
+
+/// Posts `request` to the task and its children and has their actions run.
+pub fn deliver(region: &Region, me: ProcessId, task: u64, request: &Request) {
+    let Some(slot) = region.task(task) else { return };
+    tell(region, me, task, slot, request);
+    for (child, slot) in region.live_tasks() {
+        if child != task && slot.parent.load(Relaxed) != 0 && super::collect::family_head(region, child) == task {
+            let request = Request { scope: slot.scope.load(Acquire), ..request.clone() };
+            tell(region, me, child, slot, &request);
+        }
+    }
+}
+
+fn tell(region: &Region, me: ProcessId, task: u64, slot: &TaskSlot, request: &Request) {
+    if slot.mailbox.scope.load(Relaxed) != request.scope || slot.mailbox.rung.load(Relaxed) != request.rung {
+        slot.mailbox.post(request);
+    }
+    let callback = if request.rung >= 2 { &TERMINATE } else { &CANCEL };
+    let owner = slot.owner.get();
+    if callback.anywhere() || (owner.pid == me.pid && callback.is_set()) {
+        if let Err(e) = action::run(task, slot.key.load(Relaxed), owner.pid, request) {
+            region.header().counters.actions_failed.fetch_add(1, Relaxed);
+            action::log(Level::Warning, &format!("cancel action for task {}: {e}", slot.key.load(Relaxed)));
+        }
+    } else if owner.pid != me.pid {
+        // Without an agent the task is left to its own poll of the mailbox.
+        region.ring(owner.pid);
+    }
+}
+
+/// Is there something to escalate to for a task of `owner`?
+pub fn can_terminate(region: &Region, me: ProcessId, task: u64) -> bool {
+    let Some(slot) = region.task(task) else { return false };
+    let pid = slot.owner.get().pid;
+    TERMINATE.anywhere() || (pid == me.pid && TERMINATE.is_set()) || (pid != me.pid && region.agent_of(pid).is_some())
+}
+
+/// Takes a standing request back.
+pub fn withdraw(region: &Region, task: u64, scope: u64) {
+    if let Some(slot) = region.task(task) {
+        slot.mailbox.withdraw(scope);
+    }
+}
+
+/// Has the scope ended, or is the task idle and holds nothing any more?
+pub fn is_over(region: &Region, task: u64, scope: u64) -> bool {
+    let Some(slot) = region.task(task) else { return true };
+    let idle = slot.request_start_ns.load(Acquire) == 0 && slot.trace.occupied.load(Acquire) == 0;
+    // A new scope in which the old holdings live on (the next statement of a transaction) is not the end of them, but
+    // it is the end of what may be cancelled.
+    slot.scope.load(Acquire) != scope || idle
+}

@@ -1,0 +1,472 @@
+//! Region -> `Window`: reads what the workers wrote and cuts out the last window.
+//!
+//! Totals in the slots only ever grow, so a window is the difference of two samples; what is running is counted up to
+//! the sample's time. Samples are taken every quarter of a window and the window slides over them.
+
+use super::histogram::{Histogram, BUCKETS};
+use super::window::*;
+use crate::primitive::Ordering::{Acquire, Relaxed};
+use crate::region::layout::*;
+use crate::region::{text, Region};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// Samples per window.
+pub const STRIDES: u64 = 4;
+/// Observations of a host's queue older than this are out of date.
+const QUEUE_FRESH_NS: u64 = 1_000_000_000;
+
+#[derive(Clone, Copy, Default)]
+struct ResourceTotals {
+    wait_ns: u64,
+    hold_ns: u64,
+    acquired: u64,
+    evicted: u64,
+}
+
+/// Everything that only grows, at one time.
+struct Sample {
+    at_ns: u64,
+    resources: [ResourceTotals; MAX_RESOURCES],
+    classes: BTreeMap<u16, Vec<u32>>,
+    slot_exec_ns: Vec<u64>,
+}
+
+/// One worker's state, read at one moment.
+#[derive(Clone, Default)]
+struct TraceView {
+    wait: Option<(u32, u64, u64)>,
+    blocked_by: u64,
+    holdings: Vec<(u32, u64, u64, u64)>,
+    progress: (u64, u64),
+}
+
+/// Times noted while nobody refreshed the cached clock: they may be anywhere between its last value and the next.
+struct Gap {
+    from_ns: u64,
+    to_ns: u64,
+}
+
+#[derive(Default)]
+pub struct Collector {
+    samples: VecDeque<Sample>,
+    gaps: VecDeque<Gap>,
+    completions: u64,
+}
+
+impl Collector {
+    /// The cached clock stood still at `from_ns` until `to_ns`. What was noted at `from_ns` counts from `to_ns` on: a
+    /// controller's pause must not make anybody look like a long holder.
+    pub fn clock_gap(&mut self, from_ns: u64, to_ns: u64) {
+        self.gaps.push_back(Gap { from_ns, to_ns });
+        if self.gaps.len() > 32 {
+            self.gaps.pop_front();
+        }
+    }
+
+    /// Forgets earlier samples: the next window begins with the next sample.
+    pub fn restart(&mut self) {
+        self.samples.clear();
+    }
+
+    /// Requests completed since the region began, as of the last window.
+    pub fn completions(&self) -> u64 {
+        self.completions
+    }
+
+    fn corrected(&self, noted_ns: u64) -> u64 {
+        self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
+    }
+
+    /// Reads the region and gives the window that ends now. `detailed` adds the tasks and edges.
+    pub fn window(&mut self, region: &Region, now_ns: u64, window_ns: u64, detailed: bool) -> Window {
+        let since_ns = region.header().clock.tracing_since_ns();
+        let mut sample = Sample {
+            at_ns: now_ns,
+            resources: [ResourceTotals::default(); MAX_RESOURCES],
+            classes: class_totals(region),
+            slot_exec_ns: Vec::new(),
+        };
+        let mut window = Window { now_ns, ..Window::default() };
+        let mut in_flight: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+        let mut views: Vec<(TaskView, u64, usize)> = Vec::new();
+        let mut edges: Vec<Edge> = Vec::new();
+
+        self.completions = 0;
+        let used = region.header().tasks_used.load(Acquire) as usize;
+        for (index, slot) in region.tasks().iter().take(used).enumerate() {
+            let word = slot.state.load(Acquire);
+            let live = word & 3 == ACTIVE;
+            let mut exec_ns = slot.exec_ns.load(Relaxed);
+            self.completions += slot.completions.load(Relaxed);
+            let start = slot.request_start_ns.load(Acquire);
+            let in_request = live && start != 0 && start >= since_ns;
+            let flags = slot.flags.load(Relaxed);
+            let age_ns = if in_request { now_ns.saturating_sub(start).saturating_sub(slot.client_ns(now_ns)) } else { 0 };
+            exec_ns = exec_ns.wrapping_add(age_ns);
+            sample.slot_exec_ns.push(exec_ns);
+            self.add_totals(&slot.trace, &mut sample.resources);
+            if !live {
+                continue;
+            }
+            let id = crate::region::tasks::handle_of(index, word);
+            let class = slot.class.load(Relaxed) as u16;
+            if in_request && flags & FLAG_BACKGROUND == 0 {
+                in_flight.entry(class).or_default().push(age_ns);
+            }
+            let trace = self.read_trace(region, &slot.trace, since_ns);
+            self.add_running(&trace, now_ns, &mut sample.resources);
+            if !detailed {
+                continue;
+            }
+            let scope = slot.scope.load(Acquire);
+            let mut view = TaskView {
+                id,
+                key: slot.key.load(Relaxed),
+                label: text::load_words(&slot.label),
+                class,
+                priority: slot.priority.load(Relaxed),
+                background: flags & FLAG_BACKGROUND != 0,
+                protected: flags & FLAG_PROTECTED != 0,
+                cancellable: flags & FLAG_UNCANCELLABLE == 0,
+                cancelled: flags & FLAG_RETRIED != 0 || slot.mailbox.scope.load(Relaxed) == scope,
+                scope,
+                in_request,
+                age_ns,
+                work_ns: match slot.work_start_ns.load(Relaxed) {
+                    0 => age_ns,
+                    start => now_ns.saturating_sub(start),
+                },
+                progress: (trace.progress != (0, 0)).then_some(trace.progress),
+                ..TaskView::default()
+            };
+            add_trace(&mut view, &trace, now_ns, &mut edges);
+            views.push((view, slot.parent.load(Relaxed), index));
+        }
+
+        let mut place: HashMap<u64, usize> = views.iter().enumerate().map(|(i, v)| (v.0.id, i)).collect();
+        for worker in region.live_workers() {
+            self.add_totals(&worker.trace, &mut sample.resources);
+            let trace = self.read_trace(region, &worker.trace, since_ns);
+            self.add_running(&trace, now_ns, &mut sample.resources);
+            if let Some(&i) = place.get(&worker.task.load(Relaxed)) {
+                add_trace(&mut views[i].0, &trace, now_ns, &mut edges);
+            }
+        }
+
+        // The window: from the oldest sample that is at most a window old to this one.
+        while self.samples.len() > 1 && self.samples[1].at_ns + window_ns <= now_ns {
+            self.samples.pop_front();
+        }
+        if let Some(then) = self.samples.front() {
+            window.length_ns = now_ns.saturating_sub(then.at_ns);
+            // By slot, so that a request that vanishes (its process died) takes no other's time with it.
+            let exec = sample.slot_exec_ns.iter().zip(then.slot_exec_ns.iter().chain(std::iter::repeat(&0)));
+            window.exec_ns = exec.map(|(now, before)| grown(*now, *before)).sum();
+            for (class, counts) in &sample.classes {
+                let mut latency = Histogram::default();
+                let before = then.classes.get(class);
+                for (bucket, &n) in counts.iter().enumerate() {
+                    latency.add(bucket, n.wrapping_sub(before.map_or(0, |b| b[bucket])) as u64);
+                }
+                let in_flight_age_ns = in_flight.remove(class).unwrap_or_default();
+                window.classes.push(ClassWindow { class: *class, latency, in_flight_age_ns });
+            }
+            for (class, in_flight_age_ns) in in_flight {
+                window.classes.push(ClassWindow { class, latency: Histogram::default(), in_flight_age_ns });
+            }
+            for (id, entry) in region.header().registered() {
+                let (now, before) = (&sample.resources[id as usize], &then.resources[id as usize]);
+                let fresh = now_ns.saturating_sub(entry.queue_observed_ns.load(Relaxed)) < QUEUE_FRESH_NS;
+                window.resources.push(ResourceWindow {
+                    id,
+                    kind: entry.kind().unwrap_or(ResourceKind::Lock),
+                    name: entry.name(),
+                    wait_ns: grown(now.wait_ns, before.wait_ns),
+                    hold_ns: grown(now.hold_ns, before.hold_ns),
+                    acquired: grown(now.acquired, before.acquired),
+                    evicted: grown(now.evicted, before.evicted),
+                    untracked_waiting: if fresh { entry.queue_waiting.load(Relaxed) } else { 0 },
+                    untracked_oldest_wait_ns: if fresh { entry.queue_oldest_wait_ns.load(Relaxed) } else { 0 },
+                });
+            }
+            for (view, _, index) in &mut views {
+                let before = then.slot_exec_ns.get(*index).copied();
+                let exec_ns = sample.slot_exec_ns[*index];
+                view.exec_ns = grown(exec_ns, before.unwrap_or(exec_ns)).min(window.length_ns);
+            }
+        }
+        self.samples.push_back(sample);
+
+        if detailed {
+            window.tasks = fold_children(views, &mut edges, &mut place);
+            window.edges = edges;
+        }
+        window
+    }
+
+    fn add_totals(&self, trace: &Trace, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
+        let mut rest = trace.touched.load(Acquire);
+        while rest != 0 {
+            let r = rest.trailing_zeros() as usize;
+            let (cell, total) = (&trace.cells[r], &mut totals[r]);
+            total.wait_ns = total.wait_ns.wrapping_add(cell.wait_ns.load(Relaxed));
+            total.hold_ns = total.hold_ns.wrapping_add(cell.hold_ns.load(Relaxed));
+            total.acquired = total.acquired.wrapping_add(cell.acquired.load(Relaxed));
+            total.evicted = total.evicted.wrapping_add(cell.evicted.load(Relaxed));
+            rest &= rest - 1;
+        }
+    }
+
+    fn add_running(&self, trace: &TraceView, now_ns: u64, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
+        if let Some((resource, _, start_ns)) = trace.wait {
+            let total = &mut totals[resource as usize].wait_ns;
+            *total = total.wrapping_add(now_ns.saturating_sub(start_ns));
+        }
+        for &(resource, _, since_ns, _) in &trace.holdings {
+            let total = &mut totals[resource as usize].hold_ns;
+            *total = total.wrapping_add(now_ns.saturating_sub(since_ns));
+        }
+    }
+
+    /// A consistent view of one worker; leftovers from before `since_ns` are left out.
+    fn read_trace(&self, region: &Region, trace: &Trace, since_ns: u64) -> TraceView {
+        let read = || {
+            let mut view = TraceView::default();
+            let resource = trace.wait_resource.load(Relaxed);
+            let start_ns = trace.wait_start_ns.load(Relaxed);
+            if resource != 0 && (resource as usize) < MAX_RESOURCES && start_ns >= since_ns {
+                view.wait = Some((resource, trace.wait_instance.load(Relaxed), start_ns));
+                view.blocked_by = trace.blocked_by.load(Relaxed);
+            }
+            view.progress = (trace.progress_done.load(Relaxed), trace.progress_total.load(Relaxed));
+            let mut rest = trace.occupied.load(Relaxed);
+            while rest != 0 {
+                let i = rest.trailing_zeros() as usize;
+                let since = trace.held_since_ns[i].load(Relaxed);
+                let resource = trace.held_resource[i].load(Relaxed) as u32;
+                if since >= since_ns && (resource as usize) < MAX_RESOURCES {
+                    let (instance, amount) = (trace.held_instance[i].load(Relaxed), trace.held_amount[i].load(Relaxed));
+                    view.holdings.push((resource, instance, since, amount));
+                }
+                rest &= rest - 1;
+            }
+            view
+        };
+        // Writers finish within nanoseconds; one that was descheduled half-way is read as it is, every value by itself
+        // being one that was once true.
+        let mut view = trace.seq.read(8, read).unwrap_or_else(|| {
+            region.header().counters.unstable_reads.fetch_add(1, Relaxed);
+            read()
+        });
+        if !self.gaps.is_empty() {
+            if let Some(wait) = &mut view.wait {
+                wait.2 = self.corrected(wait.2);
+            }
+            for holding in &mut view.holdings {
+                holding.2 = self.corrected(holding.2);
+            }
+        }
+        view
+    }
+}
+
+/// Growth of a total; a total that seems to shrink (a clock's step between two kinds of time) did not grow.
+fn grown(now: u64, before: u64) -> u64 {
+    let difference = now.wrapping_sub(before);
+    if difference > u64::MAX / 2 {
+        0
+    } else {
+        difference
+    }
+}
+
+fn class_totals(region: &Region) -> BTreeMap<u16, Vec<u32>> {
+    let mut classes = BTreeMap::new();
+    let mut rest = region.header().classes_used.load(Relaxed);
+    while rest != 0 {
+        let class = rest.trailing_zeros() as usize % MAX_CLASSES;
+        let mut counts = vec![0u32; BUCKETS];
+        for shard in &region.header().classes[class] {
+            for (count, bucket) in counts.iter_mut().zip(&shard.buckets) {
+                *count = count.wrapping_add(bucket.load(Relaxed));
+            }
+        }
+        classes.insert(class as u16, counts);
+        rest &= rest - 1;
+    }
+    classes
+}
+
+fn add_trace(view: &mut TaskView, trace: &TraceView, now_ns: u64, edges: &mut Vec<Edge>) {
+    if let Some((resource, instance, start_ns)) = trace.wait {
+        view.waits.push(Wait { resource, instance, waited_ns: now_ns.saturating_sub(start_ns) });
+        if trace.blocked_by != 0 {
+            let blocker = trace.blocked_by;
+            edges.push(Edge { waiter: view.id, blocker, kind: EdgeKind::Holds, resource, instance });
+        }
+    }
+    for &(resource, instance, since_ns, amount) in &trace.holdings {
+        let held_ns = now_ns.saturating_sub(since_ns);
+        // Several workers of one task may hold the same thing: it is the task's, since the first of them.
+        match view.holdings.iter_mut().find(|h| h.resource == resource && h.instance == instance) {
+            Some(h) => {
+                h.held_ns = h.held_ns.max(held_ns);
+                h.amount += amount;
+            }
+            None => view.holdings.push(Holding { resource, instance, amount, held_ns }),
+        }
+    }
+}
+
+/// A child's holdings and waits are its parent's: cancelling the parent ends both.
+fn fold_children(
+    views: Vec<(TaskView, u64, usize)>,
+    edges: &mut [Edge],
+    place: &mut HashMap<u64, usize>,
+) -> Vec<TaskView> {
+    if views.iter().all(|v| v.1 == 0) {
+        return views.into_iter().map(|v| v.0).collect();
+    }
+    let parents: Vec<u64> = views.iter().map(|v| v.1).collect();
+    // Bounded by the number of tasks: a cycle of parents ends somewhere in it.
+    let root = |start: usize| {
+        let mut at = start;
+        for _ in 0..parents.len() {
+            match place.get(&parents[at]) {
+                Some(&up) if up != at => at = up,
+                _ => break,
+            }
+        }
+        at
+    };
+    let roots: Vec<usize> = (0..views.len()).map(root).collect();
+    let ids: Vec<u64> = views.iter().map(|v| v.0.id).collect();
+    let head: HashMap<u64, u64> = ids.iter().zip(&roots).map(|(id, root)| (*id, ids[*root])).collect();
+    let mut all: Vec<Option<TaskView>> = views.into_iter().map(|v| Some(v.0)).collect();
+    for (i, &root) in roots.iter().enumerate() {
+        if root == i || roots[root] != root {
+            continue;
+        }
+        if let (Some(child), true) = (all[i].take(), all[root].is_some()) {
+            let parent = all[root].as_mut().expect("checked just now");
+            parent.waits.extend(child.waits);
+            for h in child.holdings {
+                match parent.holdings.iter_mut().find(|p| p.resource == h.resource && p.instance == h.instance) {
+                    Some(p) => {
+                        p.held_ns = p.held_ns.max(h.held_ns);
+                        p.amount += h.amount;
+                    }
+                    None => parent.holdings.push(h),
+                }
+            }
+            parent.exec_ns = parent.exec_ns.saturating_add(child.exec_ns);
+            parent.work_ns = parent.work_ns.max(child.work_ns);
+            parent.protected |= child.protected;
+        }
+    }
+    for edge in edges.iter_mut() {
+        edge.waiter = head.get(&edge.waiter).copied().unwrap_or(edge.waiter);
+        edge.blocker = head.get(&edge.blocker).copied().unwrap_or(edge.blocker);
+    }
+    all.into_iter().flatten().collect()
+}
+
+/// The heads of task families, for edges that the host names later.
+pub fn family_head(region: &Region, mut task: u64) -> u64 {
+    for _ in 0..16 {
+        match region.task(task).map(|slot| slot.parent.load(Relaxed)) {
+            Some(parent) if parent != 0 && parent != task && region.task(parent).is_some() => task = parent,
+            _ => break,
+        }
+    }
+    task
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::region::owner::ProcessId;
+
+    const MS: u64 = 1_000_000;
+
+    fn setup() -> (Region, ProcessId, u32) {
+        let r = Region::anonymous(16, 16).unwrap();
+        r.header().clock.coarse_ns.store(0, Relaxed);
+        let lock = r.header().register("lock", ResourceKind::Lock).unwrap();
+        (r, ProcessId::current(), lock)
+    }
+
+    #[test]
+    fn a_window_is_the_difference_of_two_samples_with_what_runs() {
+        let (r, me, lock) = setup();
+        let (a, b) = (r.begin_task(me, 1, 0).unwrap(), r.begin_task(me, 2, 0).unwrap());
+        let t0 = r.now_ns();
+        for (t, start) in [(a, t0), (b, t0)] {
+            r.task(t).unwrap().request_start_ns.store(start, Relaxed);
+        }
+        r.task(a).unwrap().trace.acquire(t0, 0, lock, 7, 1);
+        let mut c = Collector::default();
+        c.window(&r, t0 + 100 * MS, 100 * MS, false);
+        r.task(b).unwrap().trace.wait_begin(t0 + 120 * MS, lock, 7);
+        let w = c.window(&r, t0 + 200 * MS, 100 * MS, true);
+        assert_eq!(w.length_ns, 100 * MS);
+        assert_eq!(w.exec_ns, 200 * MS, "two requests run through the whole window");
+        assert_eq!((w.resources[0].wait_ns, w.resources[0].hold_ns), (80 * MS, 100 * MS));
+        assert_eq!(w.classes[0].in_flight_age_ns, [200 * MS, 200 * MS]);
+        let (va, vb) = (&w.tasks[0], &w.tasks[1]);
+        assert_eq!(va.holdings, [Holding { resource: lock, instance: 7, amount: 1, held_ns: 200 * MS }]);
+        assert_eq!(vb.waits, [Wait { resource: lock, instance: 7, waited_ns: 80 * MS }]);
+        assert_eq!((va.exec_ns, va.key, vb.key), (100 * MS, 1, 2));
+        r.task(b).unwrap().trace.wait_abandoned(t0 + 210 * MS, lock);
+        let w = c.window(&r, t0 + 300 * MS, 100 * MS, true);
+        assert_eq!(w.resources[0].wait_ns, 10 * MS);
+        assert!(w.tasks[1].waits.is_empty());
+    }
+
+    #[test]
+    fn what_was_noted_during_a_pause_of_the_clock_counts_from_its_end() {
+        let (r, me, lock) = setup();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        let t0 = r.now_ns();
+        r.task(a).unwrap().trace.acquire(t0, 0, lock, 7, 1);
+        let mut c = Collector::default();
+        c.clock_gap(t0, t0 + 5000 * MS);
+        let w = c.window(&r, t0 + 5010 * MS, 100 * MS, true);
+        assert_eq!(w.tasks[0].holdings[0].held_ns, 10 * MS);
+    }
+
+    #[test]
+    fn workers_and_children_count_for_their_task() {
+        let (r, me, lock) = setup();
+        let parent = r.begin_task(me, 1, 0).unwrap();
+        let child = r.begin_task(me, 2, 0).unwrap();
+        let other = r.begin_task(me, 3, 0).unwrap();
+        let worker = r.attach(me, parent).unwrap();
+        r.task(child).unwrap().parent.store(parent, Relaxed);
+        let t0 = r.now_ns();
+        r.worker(worker).unwrap().trace.acquire(t0, 0, lock, 1, 1);
+        r.task(child).unwrap().trace.acquire(t0, 0, lock, 2, 1);
+        r.task(other).unwrap().trace.wait_begin(t0, lock, 2);
+        r.task(other).unwrap().trace.blocked_by(lock, child);
+        let w = Collector::default().window(&r, t0 + MS, 100 * MS, true);
+        let keys: Vec<u64> = w.tasks.iter().map(|t| t.key).collect();
+        assert_eq!(keys, [1, 3]);
+        let mut instances: Vec<u64> = w.tasks[0].holdings.iter().map(|h| h.instance).collect();
+        instances.sort();
+        assert_eq!(instances, [1, 2]);
+        assert_eq!(w.edges[0].blocker, parent);
+        assert_eq!(family_head(&r, child), parent);
+    }
+
+    #[test]
+    fn a_closed_gates_leftovers_are_not_seen() {
+        let (r, me, lock) = setup();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        let t0 = r.now_ns();
+        r.task(a).unwrap().trace.acquire(t0, 0, lock, 7, 1);
+        r.task(a).unwrap().trace.wait_begin(t0, lock, 8);
+        r.header().clock.tracing_since_ns.store(t0 + MS, Relaxed);
+        let w = Collector::default().window(&r, t0 + 2 * MS, 100 * MS, true);
+        assert!(w.tasks[0].holdings.is_empty() && w.tasks[0].waits.is_empty() && !w.tasks[0].in_request);
+    }
+}

@@ -1,0 +1,499 @@
+//! The one loop per region: clock, detect, estimate, decide, act, verify.
+//!
+//! `tick` is called every few milliseconds by the host or by the library's own thread. It does its work in the process
+//! that holds the lease and returns at once in all others.
+
+use super::actuator;
+use super::budget::{Budget, BudgetParams};
+use super::collect::{family_head, Collector, STRIDES};
+use super::detector::{Detector, Objective, Signal, State};
+use super::estimator::{estimate, Estimate, EstimatorParams};
+use super::policy::{choose, Choice, PolicyParams};
+use super::verify::{Pending, Verdict};
+use super::window::Window;
+use crate::cancel::action::{self, Level};
+use crate::cancel::mailbox::Request;
+use crate::config::{ClockChoice, Config, Mode};
+use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::region::lease::Role;
+use crate::region::owner::ProcessId;
+use crate::region::{text, Region};
+use crate::report::decision::{next_id, Considered, Decision, LogFile, Outcome};
+
+const MS: u64 = 1_000_000;
+/// Edges asked of the host at once.
+const MAX_EDGES: usize = 4096;
+/// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
+const REAP_NS: u64 = 500 * MS;
+const REAP_THOROUGH_NS: u64 = 10_000 * MS;
+/// A cached clock that stood still for this long had no controller.
+const GAP_NS: u64 = 150 * MS;
+/// Least gain that is worth a cancel, whatever the objective.
+const LEAST_GAIN_NS: u64 = 5 * MS;
+
+pub struct Controller {
+    me: ProcessId,
+    /// The term of this process's leadership; 0 = it does not lead.
+    term: u32,
+    config: Config,
+    settings_seen: u64,
+    tracing_since_ns: u64,
+    collector: Collector,
+    detector: Detector,
+    budget: Budget,
+    completions: u64,
+    /// The precise clock is on and windows carry tasks and edges.
+    watching: bool,
+    overloaded: bool,
+    suspecting: bool,
+    next_stride_ns: u64,
+    reaped_ns: u64,
+    reaped_thoroughly_ns: u64,
+    manual_seen: u32,
+    pending: Vec<Pending>,
+    /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
+    observed: Option<(u64, u64)>,
+    log: LogFile,
+}
+
+impl Controller {
+    pub fn new(me: ProcessId, config: &Config) -> Self {
+        Controller {
+            me,
+            term: 0,
+            config: config.clone(),
+            settings_seen: 0,
+            tracing_since_ns: 0,
+            collector: Collector::default(),
+            detector: Detector::default(),
+            budget: Budget::new(budget_params(config)),
+            completions: 0,
+            watching: false,
+            overloaded: false,
+            suspecting: false,
+            next_stride_ns: 0,
+            reaped_ns: 0,
+            reaped_thoroughly_ns: 0,
+            manual_seen: 0,
+            pending: Vec::new(),
+            observed: None,
+            log: LogFile::default(),
+        }
+    }
+
+    /// One step. `log_path` is where decisions are appended.
+    pub fn tick(&mut self, region: &Region, log_path: Option<&str>) -> Role {
+        let h = region.header();
+        let now_ns = region.now_ns();
+        let role = h.lease.contend(self.me, &mut self.term, now_ns);
+        match role {
+            Role::Follower => return role,
+            Role::NewLeader => {
+                h.counters.lease_changes.fetch_add(1, Relaxed);
+                let log = std::mem::take(&mut self.log);
+                *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
+                self.manual_seen = h.manual_requests.load(Acquire);
+            }
+            Role::Leader => {}
+        }
+        h.counters.ticks.fetch_add(1, Relaxed);
+        if h.read_settings(&mut self.config, &mut self.settings_seen) {
+            self.budget.set_params(budget_params(&self.config));
+        }
+        self.keep_clock(region, now_ns);
+        if self.config.mode == Mode::Off {
+            self.go_quiet(region);
+            return role;
+        }
+        let manual = h.manual_requests.load(Acquire);
+        if manual != self.manual_seen {
+            self.manual_seen = manual;
+            self.post_manual(region, now_ns, log_path);
+        }
+        self.verify(region, now_ns, None, log_path);
+        if now_ns >= self.next_stride_ns {
+            self.next_stride_ns = now_ns + self.window_ns() / STRIDES;
+            self.stride(region, now_ns, log_path);
+            self.reap(region, now_ns);
+        }
+        role
+    }
+
+    /// Gives the lead up, so that a candidate need not wait for the lease to run out.
+    pub fn resign(&self, region: &Region) {
+        region.header().lease.resign(self.me, self.term);
+    }
+
+    fn window_ns(&self) -> u64 {
+        self.config.window_ms as u64 * MS
+    }
+
+    fn keep_clock(&mut self, region: &Region, now_ns: u64) {
+        let clock = &region.header().clock;
+        let since_ns = clock.tracing_since_ns();
+        if since_ns != self.tracing_since_ns {
+            self.tracing_since_ns = since_ns;
+            self.collector.restart();
+        }
+        let cached_ns = clock.coarse_ns.load(Relaxed);
+        if cached_ns != 0 && now_ns.saturating_sub(cached_ns) > GAP_NS {
+            self.collector.clock_gap(cached_ns, now_ns);
+            self.collector.restart();
+            region.header().counters.clock_gaps.fetch_add(1, Relaxed);
+        }
+        let precise = match self.config.clock {
+            ClockChoice::Auto => self.watching,
+            ClockChoice::Coarse => false,
+            ClockChoice::Precise => true,
+        };
+        clock.refresh(now_ns, precise);
+    }
+
+    /// Mode off: nothing is traced, nothing stands.
+    fn go_quiet(&mut self, region: &Region) {
+        for pending in self.pending.drain(..) {
+            actuator::withdraw(region, pending.decision.task, pending.decision.scope);
+        }
+        if self.watching || self.overloaded {
+            self.detector = Detector::default();
+        }
+        self.watching = false;
+        self.overloaded = false;
+        self.observed = None;
+        self.suspecting = false;
+        region.header().controller_state.store(0, Relaxed);
+    }
+
+    fn reap(&mut self, region: &Region, now_ns: u64) {
+        if now_ns.saturating_sub(self.reaped_ns) < REAP_NS {
+            return;
+        }
+        self.reaped_ns = now_ns;
+        let thorough = now_ns.saturating_sub(self.reaped_thoroughly_ns) >= REAP_THOROUGH_NS;
+        if thorough {
+            self.reaped_thoroughly_ns = now_ns;
+        }
+        let n = region.reap(thorough);
+        if n > 0 {
+            action::log(Level::Notice, &format!("took back {n} slots of dead processes"));
+        }
+    }
+
+    fn publish(&self, region: &Region, signal: &Signal) {
+        let h = region.header();
+        let number = match signal.state {
+            State::Learning => 0,
+            State::Normal => 1,
+            State::Suspected { .. } => 2,
+            State::Overload => 3,
+        };
+        h.controller_state.store(number, Relaxed);
+        h.p99_ns.store(signal.p99_ns, Relaxed);
+        h.slo_ns.store(signal.slo_ns, Relaxed);
+        h.throughput_milli_per_s.store((signal.throughput_per_s * 1e3) as u64, Relaxed);
+    }
+
+    /// A quarter of a window has passed: look again.
+    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>) {
+        let h = region.header();
+        let detailed = self.watching;
+        let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
+        if window.length_ns == 0 {
+            return;
+        }
+        h.counters.windows.fetch_add(1, Relaxed);
+        let completions = self.collector.completions();
+        self.budget.refill(now_ns, completions.saturating_sub(self.completions));
+        self.completions = completions;
+
+        let objective = Objective {
+            slo_ns: (self.config.slo_ms > 0.0).then_some((self.config.slo_ms * 1e6) as u64),
+            tolerance: self.config.slo_tolerance,
+            trigger_windows: self.config.trigger_windows,
+        };
+        let signal = self.detector.step(&window, &objective);
+        self.publish(region, &signal);
+        self.watching = signal.watch || self.awaits_effect();
+        if signal.watch && !std::mem::replace(&mut self.suspecting, signal.watch) {
+            h.counters.suspected.fetch_add(1, Relaxed);
+        } else if !signal.watch {
+            self.suspecting = false;
+            self.observed = None;
+        }
+        if !detailed {
+            return;
+        }
+
+        if signal.watch {
+            let (mut edges, total) = action::edges(MAX_EDGES);
+            if total > MAX_EDGES {
+                h.counters.edges_truncated.fetch_add(1, Relaxed);
+            }
+            for edge in &mut edges {
+                edge.waiter = family_head(region, edge.waiter);
+                edge.blocker = family_head(region, edge.blocker);
+            }
+            edges.retain(|e| e.waiter != e.blocker);
+            window.edges.append(&mut edges);
+        }
+        let params = EstimatorParams {
+            contention_threshold: self.config.contention_threshold,
+            class_duration_ns: self.detector.class_durations_ns(),
+        };
+        let estimate = estimate(&window, &params);
+        self.verify(region, now_ns, Some(&estimate), log_path);
+        if signal.state != State::Overload {
+            self.overloaded = false;
+            return;
+        }
+        if self.awaits_effect() || self.observing(region) {
+            return;
+        }
+        let policy = PolicyParams {
+            contention_threshold: self.config.contention_threshold,
+            min_relief: self.config.min_relief,
+            min_gain_ns: signal.slo_ns.max(LEAST_GAIN_NS),
+            ..PolicyParams::default()
+        };
+        let enforce = self.config.mode == Mode::Enforce;
+        // Observe mode spends nothing, but names no more at once than enforcing could cancel.
+        let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
+        let choice = choose(&estimate, &window, &policy, budget);
+        if !self.overloaded {
+            self.overloaded = true;
+            self.report_overload(region, &choice, &signal);
+        }
+        if choice.picks.is_empty() && enforce && budget == 0 {
+            h.counters.cancels_over_budget.fetch_add(1, Relaxed);
+        }
+        self.act(region, now_ns, &window, &signal, &estimate, &choice, log_path);
+    }
+
+    fn report_overload(&self, region: &Region, choice: &Choice, signal: &Signal) {
+        let counters = &region.header().counters;
+        let millis = |ns: u64| format!("{:.1} ms", ns as f64 / 1e6);
+        let seen = format!(
+            "p99 {} over the objective {}, {:.0} requests/s, {} in flight",
+            millis(signal.p99_ns),
+            millis(signal.slo_ns),
+            signal.throughput_per_s,
+            signal.in_flight
+        );
+        if choice.picks.is_empty() {
+            counters.overloads_regular.fetch_add(1, Relaxed);
+            action::log(Level::Debug, &format!("overload without a culprit: {seen}: {}", choice.nobody_because));
+        } else {
+            counters.overloads_resource.fetch_add(1, Relaxed);
+            action::log(Level::Notice, &format!("overload: {seen}"));
+        }
+    }
+
+    /// A cancel is on its way and its effect is not known yet.
+    fn awaits_effect(&self) -> bool {
+        self.pending.iter().any(Pending::awaits_effect)
+    }
+
+    /// Observe mode: does the task that would have been cancelled still go on?
+    fn observing(&self, region: &Region) -> bool {
+        self.observed.is_some_and(|(task, scope)| !actuator::is_over(region, task, scope))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn act(
+        &mut self,
+        region: &Region,
+        now_ns: u64,
+        window: &Window,
+        signal: &Signal,
+        estimate: &Estimate,
+        choice: &Choice,
+        log_path: Option<&str>,
+    ) {
+        let considered = considered(window, estimate, choice);
+        for pick in &choice.picks {
+            let Some(slot) = region.task(pick.task) else { continue };
+            let name = |id| region.header().resource(id).map_or(String::new(), |e| e.name());
+            let mut decision = Decision {
+                state: "overload",
+                reason: pick.reason.clone(),
+                resource: pick.resource,
+                resource_name: name(pick.resource),
+                resource_kind: region.header().resource(pick.resource).and_then(|e| e.kind()),
+                instance: pick.instance,
+                p99_ns: signal.p99_ns,
+                slo_ns: signal.slo_ns,
+                throughput_per_s: signal.throughput_per_s,
+                baseline_p99_ns: signal.baseline_p99_ns,
+                baseline_throughput_per_s: signal.baseline_throughput_per_s,
+                in_flight: signal.in_flight,
+                oldest_in_flight_ns: signal.oldest_in_flight_ns,
+                contention: estimate.resources.iter().map(|r| (r.name.clone(), r.level)).collect(),
+                candidates: considered.clone(),
+                suspected_after_ms: now_ns.saturating_sub(signal.since_ns) as f64 / 1e6,
+                ..self.blank(region, pick.task, pick.scope, slot, now_ns)
+            };
+            if self.config.mode != Mode::Enforce {
+                decision.outcome = Outcome::WouldCancel;
+                decision.would_have = format!(
+                    "freed {} waiting tasks and given back {:.0}% of execution time; expected to hold on for {:.1} s",
+                    pick.victims.len(),
+                    pick.relief_share * 100.0,
+                    pick.gain_ns / 1e9
+                );
+                self.observed = Some((pick.task, pick.scope));
+                region.header().counters.would_cancel.fetch_add(1, Relaxed);
+                region.header().counters.decisions.fetch_add(1, Relaxed);
+                decision.record(region, &mut self.log, log_path);
+                // The first is the culprit; what would follow depends on its going.
+                return;
+            }
+            if self.budget.take(1) == 0 {
+                region.header().counters.cancels_over_budget.fetch_add(1, Relaxed);
+                return;
+            }
+            let request = Request {
+                scope: pick.scope,
+                decision_id: decision.id,
+                rung: 1,
+                resource: pick.resource,
+                instance: pick.instance,
+                held_ns: pick.usage_ns,
+                victims: pick.victims.len() as u32,
+                reason: pick.reason.clone(),
+            };
+            self.send(region, now_ns, decision, request, log_path);
+        }
+    }
+
+    /// A decision about `task` with everything that is not evidence.
+    fn blank(&self, region: &Region, task: u64, scope: u64, slot: &crate::region::layout::TaskSlot, now_ns: u64) -> Decision {
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Decision {
+            id: next_id(region),
+            time_ns: now_ns,
+            wall_ms: wall.map_or(0.0, |d| d.as_secs_f64() * 1e3),
+            mode: self.config.mode,
+            state: "manual",
+            outcome: Outcome::Requested,
+            task,
+            scope,
+            key: slot.key.load(Relaxed),
+            label: text::load_words(&slot.label),
+            class: slot.class.load(Relaxed),
+            priority: slot.priority.load(Relaxed),
+            owner_pid: slot.owner.pid.load(Relaxed),
+            resource: 0,
+            resource_name: String::new(),
+            resource_kind: None,
+            instance: 0,
+            reason: String::new(),
+            p99_ns: 0,
+            slo_ns: 0,
+            throughput_per_s: 0.0,
+            baseline_p99_ns: 0,
+            baseline_throughput_per_s: 0.0,
+            in_flight: 0,
+            oldest_in_flight_ns: 0,
+            contention: Vec::new(),
+            candidates: Vec::new(),
+            suspected_after_ms: 0.0,
+            rung: 1,
+            sends: 1,
+            acknowledged_ms: None,
+            ended_ms: None,
+            contention_after: None,
+            would_have: String::new(),
+        }
+    }
+
+    fn send(&mut self, region: &Region, now_ns: u64, decision: Decision, request: Request, log_path: Option<&str>) {
+        // A leader that was suspended since the tick began must not act for its successor.
+        if !region.header().lease.holds(self.me, self.term) {
+            return;
+        }
+        actuator::deliver(region, self.me, decision.task, &request);
+        region.header().counters.decisions.fetch_add(1, Relaxed);
+        region.header().counters.cancels_requested.fetch_add(1, Relaxed);
+        // Told first, written down second: the record costs the victims no time.
+        decision.record(region, &mut self.log, log_path);
+        self.pending.push(Pending::new(decision, request, now_ns));
+    }
+
+    /// Cancels asked for by hand.
+    fn post_manual(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>) {
+        let asked: Vec<u64> =
+            region.live_tasks().filter(|(_, slot)| slot.manual_scope.load(Acquire) != 0).map(|(id, _)| id).collect();
+        for task in asked {
+            let Some(slot) = region.task(task) else { continue };
+            let scope = slot.manual_scope.swap(0, AcqRel);
+            if scope == 0 || scope != slot.scope.load(Acquire) {
+                continue;
+            }
+            let reason = text::load_words(&slot.manual_reason);
+            let decision = Decision { reason: reason.clone(), ..self.blank(region, task, scope, slot, now_ns) };
+            let request = Request { scope, decision_id: decision.id, rung: 1, reason, ..Request::default() };
+            self.send(region, now_ns, decision, request, log_path);
+        }
+    }
+
+    /// Follows the cancels that are on their way.
+    fn verify(&mut self, region: &Region, now_ns: u64, estimate: Option<&Estimate>, log_path: Option<&str>) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let verify_ns = self.config.verify_ms as u64 * MS;
+        let window_ns = self.window_ns();
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.retain_mut(|p| match p.step(region, self.me, now_ns, verify_ns, window_ns, estimate) {
+            Verdict::Wait => true,
+            Verdict::Changed => {
+                p.decision.record(region, &mut self.log, log_path);
+                true
+            }
+            Verdict::Done => {
+                p.decision.record(region, &mut self.log, log_path);
+                false
+            }
+        });
+        self.pending = pending;
+    }
+}
+
+fn budget_params(c: &Config) -> BudgetParams {
+    BudgetParams { rate_per_s: c.cancel_rate_per_s, burst: c.cancel_burst, share: c.cancel_share }
+}
+
+/// The chosen and the best of the others, for the record.
+fn considered(window: &Window, estimate: &Estimate, choice: &Choice) -> Vec<Considered> {
+    let view = |task: u64| window.tasks.iter().find(|t| t.id == task);
+    let base = |task: u64| Considered {
+        task,
+        key: view(task).map_or(0, |t| t.key),
+        label: view(task).map_or(String::new(), |t| t.label.clone()),
+        ..Considered::default()
+    };
+    let chosen = choice.picks.iter().map(|p| Considered {
+        usage_ns: p.usage_ns,
+        progress: p.progress,
+        gain_ns: p.gain_ns,
+        score: p.score,
+        relief: p.relief_share,
+        victims: p.victims.len(),
+        ..base(p.task)
+    });
+    let others = choice.rejected.iter().map(|r| {
+        let candidate = estimate.candidate(r.task);
+        let most = candidate.and_then(|c| c.uses.iter().max_by(|a, b| a.gain_ns.total_cmp(&b.gain_ns)));
+        Considered {
+            usage_ns: most.map_or(0, |u| u.usage_ns),
+            progress: candidate.and_then(|c| c.progress),
+            gain_ns: most.map_or(0.0, |u| u.gain_ns),
+            score: r.score,
+            relief: r.relief_share,
+            victims: candidate.map_or(0, |c| c.victims.len()),
+            why_not: r.why.clone(),
+            ..base(r.task)
+        }
+    });
+    chosen.chain(others).collect()
+}

@@ -1,0 +1,440 @@
+//! This process's part in a region: initialisation, fork, the threads, and what the calling thread is bound to.
+//!
+//! Hot calls read one pointer (`active`) and the thread's binding; everything else is behind it. The region and this
+//! object are never freed while the process lives: a thread may be inside a hot call at any time.
+
+use crate::cancel::action::{self, Level};
+use crate::cancel::agent::Served;
+use crate::config::{Config, Mode};
+use crate::control::controller::Controller;
+use crate::error::{Code, Error, Result};
+use crate::primitive::{AtomicPtr, AtomicU32, Ordering::*};
+use crate::region::layout::{Header, TaskSlot, Trace};
+use crate::region::lease::Role;
+use crate::region::owner::ProcessId;
+use crate::region::tasks::active_word;
+use crate::region::{futex_wait, Region};
+use std::cell::Cell;
+use std::path::Path;
+use std::ptr::{null, null_mut};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, TryLockError};
+use std::time::Duration;
+
+/// What `atropos_gate` points to while there is no region.
+pub static CLOSED: AtomicU32 = AtomicU32::new(0);
+
+static ACTIVE: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+/// In a forked child: the parent's object, until `after_fork` adopts it.
+static INHERITED: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+/// 1 while init, shutdown or after_fork runs.
+static BUSY: AtomicU32 = AtomicU32::new(0);
+
+pub struct Process {
+    pub region: &'static Region,
+    pub me: ProcessId,
+    config: Mutex<Config>,
+    controller: Mutex<Controller>,
+    threads: Mutex<Threads>,
+    stop: Mutex<bool>,
+    stopped: Condvar,
+    served: Served,
+}
+
+#[derive(Default)]
+struct Threads {
+    controller: Option<std::thread::JoinHandle<()>>,
+    agent: Option<std::thread::JoinHandle<()>>,
+}
+
+/// What the calling thread is bound to. No destructor: a library that hosts may dlclose must not leave one behind.
+struct Bound {
+    task: Cell<u64>,
+    /// The state word under which the binding is valid.
+    word: Cell<u64>,
+    slot: Cell<*const TaskSlot>,
+    trace: Cell<*const Trace>,
+    header: Cell<*const Header>,
+    /// The task this thread ended last: its slot is taken again if it still is free.
+    cached: Cell<u64>,
+}
+
+thread_local! {
+    static BOUND: Bound = const {
+        Bound { task: Cell::new(0), word: Cell::new(0), slot: Cell::new(null()), trace: Cell::new(null()), header: Cell::new(null()), cached: Cell::new(0) }
+    };
+}
+
+/// The live object of this process.
+#[inline(always)]
+pub fn active() -> Option<&'static Process> {
+    // SAFETY: the pointer is null or a leaked Box.
+    unsafe { ACTIVE.load(Acquire).as_ref() }
+}
+
+/// As `active`, with the error that fits.
+pub fn require() -> Result<&'static Process> {
+    active().ok_or_else(|| {
+        if INHERITED.load(Acquire).is_null() {
+            Error::new(Code::NotInit, "libatropos is not initialised in this process: call atropos_init first")
+        } else {
+            Error::new(Code::Forked, "forked child: call atropos_after_fork before anything else")
+        }
+    })
+}
+
+/// A lock whose holder panicked is used on: its data are plain values, each valid by itself.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+struct Exclusive;
+
+impl Exclusive {
+    fn enter() -> Result<Exclusive> {
+        match BUSY.compare_exchange(0, 1, AcqRel, Relaxed) {
+            Ok(_) => Ok(Exclusive),
+            Err(_) => Err(Error::new(Code::Already, "another thread is initialising or shutting the library down")),
+        }
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        BUSY.store(0, Release);
+    }
+}
+
+/// Runs in a forked child before fork returns there: nothing of the parent's may be used. Only stores.
+extern "C" fn in_forked_child() {
+    let parent = ACTIVE.swap(null_mut(), AcqRel);
+    if !parent.is_null() {
+        INHERITED.store(parent, Release);
+    }
+    crate::capi::atropos_gate.store(&CLOSED as *const AtomicU32 as *mut AtomicU32, Release);
+    BUSY.store(0, Release);
+    unbind();
+    BOUND.with(|b| b.cached.set(0));
+}
+
+fn install(process: Process) -> &'static Process {
+    static AT_FORK: Once = Once::new();
+    AT_FORK.call_once(|| {
+        // SAFETY: the handler only stores to atomics and thread-locals. If it could not be registered, children that
+        // fork without exec would have to call after_fork before any other call; the return code says so.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) } != 0 {
+            action::log(Level::Warning, "pthread_atfork failed: forked children must not call the library");
+        }
+    });
+    let process: &'static Process = Box::leak(Box::new(process));
+    INHERITED.store(null_mut(), Release);
+    ACTIVE.store(process as *const Process as *mut Process, Release);
+    let gate = &process.region.header().gate.open;
+    crate::capi::atropos_gate.store(gate as *const AtomicU32 as *mut AtomicU32, Release);
+    process
+}
+
+impl Process {
+    fn new(region: &'static Region, config: Config) -> Process {
+        let me = ProcessId::current();
+        Process {
+            region,
+            me,
+            controller: Mutex::new(Controller::new(me, &config)),
+            config: Mutex::new(config),
+            threads: Mutex::default(),
+            stop: Mutex::new(false),
+            stopped: Condvar::new(),
+            served: Served::new(),
+        }
+    }
+
+    /// The process's view of the configuration.
+    pub fn config(&self) -> Config {
+        lock(&self.config).clone()
+    }
+
+    /// Applies the reloadable part of `next`. Sizes and the region's path stay.
+    pub fn reload(&self, next: Config) -> Result<()> {
+        let mut config = lock(&self.config);
+        for (name, same) in [
+            ("max_tasks", next.max_tasks == config.max_tasks),
+            ("max_workers", next.max_workers == config.max_workers),
+            ("region_path", next.region_path == config.region_path),
+        ] {
+            if !same {
+                return Err(Error::new(Code::Config, format!("`{name}` cannot change without a restart of the host")));
+            }
+        }
+        self.region.header().publish_settings(&next);
+        *config = next;
+        Ok(())
+    }
+
+    /// One step of the controller.
+    pub fn tick(&self) -> Role {
+        // Two threads of one process that tick at once: one steps, the other has nothing to do.
+        let mut controller = match self.controller.try_lock() {
+            Ok(controller) => controller,
+            Err(TryLockError::Poisoned(p)) => p.into_inner(),
+            Err(TryLockError::WouldBlock) => return Role::Leader,
+        };
+        let log_path = lock(&self.config).decision_log.clone();
+        controller.tick(self.region, log_path.as_deref())
+    }
+
+    /// Starts the controller's own thread.
+    pub fn start_controller(&'static self) -> Result<()> {
+        let mut threads = lock(&self.threads);
+        if threads.controller.is_some() {
+            return Err(Error::new(Code::Already, "the controller thread runs already"));
+        }
+        *lock(&self.stop) = false;
+        threads.controller = Some(spawn("atropos-control", move || {
+            while !self.wait_stop(Duration::from_millis(10)) {
+                self.tick();
+            }
+        })?);
+        Ok(())
+    }
+
+    /// Starts the agent's own thread.
+    pub fn start_agent(&'static self) -> Result<()> {
+        let mut threads = lock(&self.threads);
+        if threads.agent.is_some() {
+            return Err(Error::new(Code::Already, "the agent thread runs already"));
+        }
+        let agent = self.region.register_agent(self.me)?;
+        *lock(&self.stop) = false;
+        threads.agent = Some(spawn("atropos-agent", move || loop {
+            let rings = agent.doorbell.load(Acquire);
+            if self.served.rang(agent) {
+                self.region.run_pending(self.me);
+            }
+            // The word is compared inside the kernel: a ring in between is not missed. The bound is for `stop`.
+            futex_wait(&agent.doorbell, rings, Duration::from_millis(100));
+            if *lock(&self.stop) {
+                return;
+            }
+        })?);
+        Ok(())
+    }
+
+    /// The host's own poll instead of an agent thread. Returns how many actions ran.
+    pub fn poll_agent(&self) -> Result<usize> {
+        let agent = self.region.register_agent(self.me)?;
+        Ok(if self.served.rang(agent) { self.region.run_pending(self.me) } else { 0 })
+    }
+
+    fn wait_stop(&self, timeout: Duration) -> bool {
+        let guard = lock(&self.stop);
+        let (stop, _) = self
+            .stopped
+            .wait_timeout_while(guard, timeout, |stop| !*stop)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        *stop
+    }
+
+    /// Stops both threads and waits for them; gives the lease up.
+    pub fn stop_threads(&self) -> bool {
+        let (controller, agent) = {
+            let mut threads = lock(&self.threads);
+            (threads.controller.take(), threads.agent.take())
+        };
+        let any = controller.is_some() || agent.is_some();
+        *lock(&self.stop) = true;
+        self.stopped.notify_all();
+        if let Some(entry) = self.region.agent_of(self.me.pid).filter(|_| agent.is_some()) {
+            crate::region::futex_wake_all(&entry.doorbell);
+        }
+        let me = std::thread::current().id();
+        for thread in [controller, agent].into_iter().flatten() {
+            // A callback that shuts the library down runs on the thread itself: it cannot wait for its own end.
+            if thread.thread().id() != me {
+                let _ = thread.join();
+            }
+        }
+        if let Ok(controller) = self.controller.try_lock() {
+            controller.resign(self.region);
+        }
+        any
+    }
+
+    /// Begins a task for the calling thread.
+    pub fn create(&self, key: u64, bind_it: bool) -> u64 {
+        let cached = if bind_it { BOUND.with(|b| b.cached.get()) } else { 0 };
+        let Some(task) = self.region.begin_task(self.me, key, cached) else { return 0 };
+        if bind_it {
+            bind(self.region, task);
+        }
+        task
+    }
+
+    /// Ends a task.
+    pub fn free(&self, task: u64) {
+        let bound = BOUND.with(|b| b.task.get()) == task && task != 0;
+        if self.region.end_task(task, bound) && bound {
+            unbind();
+            BOUND.with(|b| b.cached.set(task));
+        }
+    }
+
+    pub fn attach(&self, task: u64) -> u64 {
+        let Some(worker) = self.region.attach(self.me, task) else { return 0 };
+        if let (Some(slot), Some(w)) = (self.region.task(task), self.region.worker(worker)) {
+            set_bound(self.region, task, slot, &w.trace);
+        }
+        worker
+    }
+
+    pub fn detach(&self, worker: u64) {
+        if let Some(slot) = self.region.worker(worker) {
+            if BOUND.with(|b| std::ptr::eq(b.trace.get(), &slot.trace)) {
+                unbind();
+            }
+        }
+        self.region.detach(worker);
+    }
+}
+
+/// A thread that takes no signal of the host's.
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>> {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are valid for writing; the new thread inherits the full mask, this one gets its own back.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    // SAFETY: `before` was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
+    thread.map_err(|e| Error::new(Code::Io, format!("start thread {name}: {e}")))
+}
+
+/// Creates or joins the region and makes this process part of it.
+pub fn init(config: Config) -> Result<()> {
+    let _only = Exclusive::enter()?;
+    if active().is_some() {
+        return Err(Error::new(Code::Already, "libatropos is initialised in this process already"));
+    }
+    if !INHERITED.load(Acquire).is_null() {
+        return Err(Error::new(Code::Forked, "forked child: the region is inherited, call atropos_after_fork"));
+    }
+    let region = match &config.region_path {
+        Some(path) => Region::create_or_join(Path::new(path), config.max_tasks, config.max_workers)?,
+        None => Region::anonymous(config.max_tasks, config.max_workers)?,
+    };
+    let region: &'static Region = Box::leak(Box::new(region));
+    // Whoever joins takes the settings that are there; the first publishes its own.
+    if region.header().settings.version.load(Acquire) == 0 {
+        region.header().publish_settings(&config);
+    }
+    install(Process::new(region, config));
+    Ok(())
+}
+
+/// Leaves the region. Its memory stays mapped: other threads may be inside a call.
+pub fn shutdown() -> Result<()> {
+    let _only = Exclusive::enter()?;
+    let process = require()?;
+    crate::capi::atropos_gate.store(&CLOSED as *const AtomicU32 as *mut AtomicU32, Release);
+    process.stop_threads();
+    ACTIVE.store(null_mut(), Release);
+    unbind();
+    BOUND.with(|b| b.cached.set(0));
+    let region = process.region;
+    for (handle, slot) in region.live_tasks() {
+        if slot.owner.get() == process.me {
+            region.end_task(handle, false);
+        }
+    }
+    if region.header().identity.creator.get() == process.me {
+        region.unlink();
+    }
+    Ok(())
+}
+
+/// In a forked child: joins the inherited region under its own identity. Calling it again does nothing.
+pub fn after_fork() -> Result<()> {
+    let _only = Exclusive::enter()?;
+    if active().is_some() {
+        return Ok(());
+    }
+    // SAFETY: null or the parent's leaked object, whose memory this child has a copy of.
+    let Some(parent) = (unsafe { INHERITED.load(Acquire).as_ref() }) else {
+        return Err(Error::new(Code::NotInit, "there is no inherited region: the parent did not call atropos_init"));
+    };
+    // A thread of the parent may have held the lock at the fork: then the defaults serve, with the region's numbers.
+    let mut config = match parent.config.try_lock() {
+        Ok(config) => config.clone(),
+        Err(_) => Config::default(),
+    };
+    parent.region.header().read_settings(&mut config, &mut 0);
+    install(Process::new(parent.region, config));
+    Ok(())
+}
+
+fn set_bound(region: &'static Region, task: u64, slot: &TaskSlot, trace: &Trace) {
+    BOUND.with(|b| {
+        b.task.set(task);
+        b.word.set(active_word(task));
+        b.slot.set(slot);
+        b.trace.set(trace);
+        b.header.set(region.header());
+    });
+}
+
+/// Binds the calling thread to a live task; false for a stale handle.
+pub fn bind(region: &'static Region, task: u64) -> bool {
+    match region.task(task) {
+        Some(slot) => {
+            set_bound(region, task, slot, &slot.trace);
+            true
+        }
+        None => false,
+    }
+}
+
+pub fn unbind() {
+    BOUND.with(|b| {
+        b.task.set(0);
+        b.word.set(0);
+        b.slot.set(null());
+        b.trace.set(null());
+    });
+}
+
+/// The task the calling thread is bound to, while it lives; 0 = none.
+pub fn current() -> u64 {
+    bound(|b| b.task).unwrap_or(0)
+}
+
+/// What a bound call works on.
+#[derive(Clone, Copy)]
+pub struct Binding {
+    pub task: u64,
+    pub slot: &'static TaskSlot,
+    pub trace: &'static Trace,
+    pub header: &'static Header,
+}
+
+/// Runs `f` with the calling thread's binding; None when there is none or its task has ended.
+#[inline(always)]
+pub fn bound<R>(f: impl FnOnce(Binding) -> R) -> Option<R> {
+    BOUND.with(|b| {
+        // SAFETY: null or a slot of a region that is never unmapped.
+        let slot = unsafe { b.slot.get().as_ref() }?;
+        // Ended meanwhile, by this thread or another: the binding is stale.
+        if slot.state.load(Relaxed) != b.word.get() {
+            return None;
+        }
+        // SAFETY: both were set together with `slot`, in the same region.
+        let (trace, header) = unsafe { (&*b.trace.get(), &*b.header.get()) };
+        Some(f(Binding { task: b.task.get(), slot, trace, header }))
+    })
+}
+
+/// Does the library do anything in this process right now?
+pub fn mode() -> Mode {
+    active().map_or(Mode::Off, |p| p.region.header().mode())
+}

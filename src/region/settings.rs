@@ -1,0 +1,127 @@
+//! The configuration's numbers as all processes of the region see them, and the gate that follows the mode.
+
+use super::layout::Header;
+use super::owner::ProcessId;
+use crate::config::{ClockChoice, Config, Mode};
+use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// The reloadable numbers of a `Config`, in the order of the shared words.
+fn words_of(c: &Config) -> [u64; 12] {
+    [
+        c.mode as u64,
+        c.window_ms as u64,
+        c.trigger_windows as u64,
+        c.verify_ms as u64,
+        c.slo_ms.to_bits(),
+        c.slo_tolerance.to_bits(),
+        c.contention_threshold.to_bits(),
+        c.min_relief.to_bits(),
+        c.cancel_rate_per_s.to_bits(),
+        c.cancel_burst as u64,
+        c.cancel_share.to_bits(),
+        c.clock as u64,
+    ]
+}
+
+fn apply_words(w: [u64; 12], c: &mut Config) {
+    c.mode = Mode::from_u32(w[0] as u32).unwrap_or(Mode::Observe);
+    c.window_ms = w[1] as u32;
+    c.trigger_windows = w[2] as u32;
+    c.verify_ms = w[3] as u32;
+    c.slo_ms = f64::from_bits(w[4]);
+    c.slo_tolerance = f64::from_bits(w[5]);
+    c.contention_threshold = f64::from_bits(w[6]);
+    c.min_relief = f64::from_bits(w[7]);
+    c.cancel_rate_per_s = f64::from_bits(w[8]);
+    c.cancel_burst = w[9] as u32;
+    c.cancel_share = f64::from_bits(w[10]);
+    c.clock = match w[11] {
+        2 => ClockChoice::Coarse,
+        3 => ClockChoice::Precise,
+        _ => ClockChoice::Auto,
+    };
+}
+
+impl Header {
+    /// Publishes the reloadable part of `config` to all processes and opens or closes the gate.
+    pub fn publish_settings(&self, config: &Config) {
+        let s = &self.settings;
+        let me = std::process::id();
+        loop {
+            let holder = s.writer.load(Acquire);
+            let dead = holder != 0 && !ProcessId { pid: holder, start_ticks: 0 }.is_alive();
+            if (holder == 0 || dead) && s.writer.compare_exchange(holder, me, AcqRel, Relaxed).is_ok() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let words = words_of(config);
+        s.seq.write(|| {
+            for (cell, word) in s.words.iter().zip(words) {
+                cell.store(word, Relaxed);
+            }
+        });
+        let open = config.mode != Mode::Off;
+        if open && self.gate.open.load(Relaxed) == 0 {
+            // What was noted before the gate was closed may have ended unseen since: it is void from here on.
+            self.clock.tracing_since_ns.store(self.clock.precise_ns(), Release);
+            if self.clock.coarse_ns.load(Relaxed) != 0 {
+                // The cached time may be old: nobody refreshed it for a closed gate.
+                self.clock.coarse_ns.store(self.clock.precise_ns(), Relaxed);
+            }
+        }
+        if config.clock == ClockChoice::Precise {
+            self.clock.coarse_ns.store(0, Relaxed);
+        } else if self.clock.coarse_ns.load(Relaxed) == 0 {
+            self.clock.coarse_ns.store(self.clock.precise_ns(), Relaxed);
+        }
+        self.gate.open.store(open as u32, Release);
+        s.version.fetch_add(1, AcqRel);
+        s.writer.store(0, Release);
+    }
+
+    /// Brings `config` up to date; true if it was not.
+    pub fn read_settings(&self, config: &mut Config, seen_version: &mut u64) -> bool {
+        let s = &self.settings;
+        let version = s.version.load(Acquire);
+        if version == *seen_version {
+            return false;
+        }
+        let read = s.seq.read(64, || std::array::from_fn(|i| s.words[i].load(Relaxed)));
+        if let Some(words) = read {
+            apply_words(words, config);
+            *seen_version = version;
+        }
+        read.is_some()
+    }
+
+    pub fn mode(&self) -> Mode {
+        Mode::from_u32(self.settings.words[0].load(Relaxed) as u32).unwrap_or(Mode::Off)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+
+    #[test]
+    fn every_reloadable_number_arrives() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let mut sent = Config::default();
+        sent.apply_text(
+            "t",
+            "mode=enforce\nwindow_ms=50\ntrigger_windows=4\nverify_ms=77\nslo_ms=1.5\nslo_tolerance=0.5\ncontention_threshold=0.4\n\
+             min_relief=0.1\ncancel_rate_per_s=9\ncancel_burst=8\ncancel_share=0.25\nclock=precise",
+        )
+        .unwrap();
+        r.header().publish_settings(&sent);
+        let (mut got, mut seen) = (Config::default(), 0);
+        assert!(r.header().read_settings(&mut got, &mut seen));
+        assert_eq!(got, sent);
+        assert!(!r.header().read_settings(&mut got, &mut seen));
+        assert_eq!((r.header().gate.open.load(Relaxed), r.header().clock.coarse_ns.load(Relaxed)), (1, 0));
+        r.header().publish_settings(&Config { mode: Mode::Off, ..sent });
+        assert_eq!(r.header().gate.open.load(Relaxed), 0);
+    }
+}

@@ -1,0 +1,171 @@
+//! What the patched server with the module loaded costs when nothing is wrong: against the vanilla build, in pairs.
+//!
+//! Both servers of a pair start fresh on copies of the same data and stay up together; only one is loaded at a time,
+//! in short slices A B B A …, so that drift of the machine meets both. The throughput ratio of a pair is the ratio of
+//! the sums over its slices. CPU time for each transaction is reported beside it: on a shared machine it is the
+//! steadier measure.
+use crate::clock::now_ns;
+use crate::load::Load;
+use crate::measure;
+use crate::pg::cluster::{new_run_dir, Cluster, Guc};
+use crate::pg::install::{Install, Variant};
+use crate::pg::template::{self, Dataset};
+use crate::record::{markdown, Mode};
+use crate::runner::module_settings;
+use anyhow::{bail, Result};
+use serde::Serialize;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+pub enum Workload {
+    ReadOnly,
+    ReadWrite,
+}
+
+impl Workload {
+    fn test(self) -> &'static str {
+        match self {
+            Workload::ReadOnly => "read_only",
+            Workload::ReadWrite => "read_write",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub pairs: u32,
+    /// Measured seconds for each server in each pair.
+    pub seconds: f64,
+    pub threads: u32,
+    pub mode: Mode,
+    pub seed: u64,
+    pub set: Vec<Guc>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Pair {
+    pub workload: &'static str,
+    pub pair: u32,
+    pub vanilla_tps: f64,
+    pub patched_tps: f64,
+    /// patched / vanilla.
+    pub tps_ratio: f64,
+    pub vanilla_p99_ms: f64,
+    pub patched_p99_ms: f64,
+    pub vanilla_cpu_us: f64,
+    pub patched_cpu_us: f64,
+    /// CPU time for each transaction, patched / vanilla.
+    pub cpu_ratio: f64,
+    /// Decisions of the patched server: there is no overload, so 0.
+    pub decisions: usize,
+}
+
+#[derive(Default)]
+struct Side {
+    completed: usize,
+    seconds: f64,
+    cpu_ns: i64,
+    /// Transactions of the slices including warm-up, which the CPU time covers.
+    all: usize,
+    p99_ms: Vec<f64>,
+}
+
+const SLICES: u32 = 4;
+const WARMUP_S: f64 = 1.0;
+
+pub fn run(vanilla: &Install, patched: &Install, workload: Workload, o: &Options, mut each: impl FnMut(&Pair)) -> Result<Vec<Pair>> {
+    let dataset = Dataset::oltp(10, 10_000);
+    let template = template::data_dir(vanilla, &dataset)?;
+    let mut pairs = vec![];
+    for pair in 1..=o.pairs {
+        let start = |install: &Install| -> Result<Cluster> {
+            let dir = new_run_dir()?;
+            let mut settings = vec![];
+            if install.variant == Variant::Patched {
+                settings = module_settings(o.mode, &dir.join("decisions.jsonl"));
+            }
+            settings.extend(o.set.iter().cloned());
+            Cluster::start_copy(install, dir, &template, &settings, &format!("overhead-{pair}"))
+        };
+        let clusters = [start(vanilla)?, start(patched)?];
+        let mut sides = [Side::default(), Side::default()];
+        // One unmeasured slice each fills the caches; then A B B A, and B A A B in the next pair.
+        for cluster in &clusters {
+            slice(cluster, workload, o, 2.0, 0)?;
+        }
+        for i in 0..SLICES * 2 {
+            let which = ((i + 1) / 2 + pair) as usize % 2;
+            let side = &mut sides[which];
+            let cpu_ns = clusters[which].cpu_ns();
+            let (part, all) = slice(&clusters[which], workload, o, o.seconds / f64::from(SLICES), u64::from(pair * 100 + i / 2))?;
+            side.cpu_ns += clusters[which].cpu_ns() - cpu_ns;
+            side.completed += part.completed;
+            side.seconds += part.completed as f64 / part.tps;
+            side.all += all;
+            side.p99_ms.push(part.p99_ms);
+        }
+        let decisions = std::fs::read_to_string(clusters[1].decision_log()).map_or(0, |t| t.lines().count());
+        let tps = |s: &Side| s.completed as f64 / s.seconds;
+        let cpu_us = |s: &Side| s.cpu_ns as f64 / 1e3 / s.all as f64;
+        let p99 = |s: &Side| measure::spread(s.p99_ms.iter().copied()).map_or(f64::NAN, |s| s.0);
+        let [v, p] = &sides;
+        let done = Pair {
+            workload: workload.test(),
+            pair,
+            vanilla_tps: tps(v),
+            patched_tps: tps(p),
+            tps_ratio: tps(p) / tps(v),
+            vanilla_p99_ms: p99(v),
+            patched_p99_ms: p99(p),
+            vanilla_cpu_us: cpu_us(v),
+            patched_cpu_us: cpu_us(p),
+            cpu_ratio: cpu_us(p) / cpu_us(v),
+            decisions,
+        };
+        each(&done);
+        pairs.push(done);
+        for cluster in clusters {
+            cluster.finish()?;
+        }
+    }
+    Ok(pairs)
+}
+
+fn slice(cluster: &Cluster, workload: Workload, o: &Options, seconds: f64, seed: u64) -> Result<(measure::Part, usize)> {
+    let load = Load { test: workload.test(), ..Load::oltp(o.threads, 10, 10_000) };
+    let running = load.start(cluster.dir(), "overhead", WARMUP_S + seconds, o.seed + seed)?;
+    let log = running.finish(Duration::from_secs_f64(seconds + 60.0))?;
+    let (Some(first), Some(last)) = (log.transactions.first(), log.transactions.last()) else {
+        bail!("the load completed no transaction: {:?}", log.errors.first());
+    };
+    debug_assert!(last.end_ns() <= now_ns());
+    let from = first.start_ns + (WARMUP_S * 1e9) as i64;
+    Ok((measure::part(&log.transactions, from, from + (seconds * 1e9) as i64), log.transactions.len()))
+}
+
+/// Medians and ranges; and whether the median ratio holds against `at_least`.
+pub fn report(pairs: &[Pair], at_least: f64) -> (bool, String) {
+    let mut rows = vec![["workload", "pairs", "vanilla tps", "patched tps", "tps ratio", "CPU/transaction ratio", "decisions"].map(String::from).to_vec()];
+    let mut ok = true;
+    for test in [Workload::ReadOnly.test(), Workload::ReadWrite.test()] {
+        let of: Vec<&Pair> = pairs.iter().filter(|p| p.workload == test).collect();
+        if of.is_empty() {
+            continue;
+        }
+        let cell = |f: fn(&Pair) -> f64, digits: usize| {
+            measure::spread(of.iter().map(|p| f(p))).map_or("-".into(), |(m, lo, hi)| format!("{m:.digits$} ({lo:.digits$}..{hi:.digits$})"))
+        };
+        ok &= measure::spread(of.iter().map(|p| p.tps_ratio)).is_some_and(|s| s.0 >= at_least);
+        rows.push(vec![
+            test.into(),
+            of.len().to_string(),
+            cell(|p| p.vanilla_tps, 0),
+            cell(|p| p.patched_tps, 0),
+            cell(|p| p.tps_ratio, 4),
+            cell(|p| p.cpu_ratio, 4),
+            of.iter().map(|p| p.decisions).sum::<usize>().to_string(),
+        ]);
+    }
+    let verdict = if ok { "holds" } else { "FALLS SHORT" };
+    (ok, format!("{}\nThe median throughput ratio must be at least {at_least}: {verdict}.\n", markdown(&rows)))
+}

@@ -1,0 +1,58 @@
+//! Recorded results: `bench/results/<name>-<date>.json` and a short table beside it.
+use crate::clock;
+use crate::machine::Machine;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(Serialize)]
+pub struct Recorded<'a, T: Serialize> {
+    pub date: String,
+    pub command: &'a str,
+    pub machine: Machine,
+    pub versions: Vec<String>,
+    pub settings: Vec<String>,
+    pub results: &'a T,
+}
+
+/// This command, without the machine's own paths.
+pub fn command_line() -> String {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--record").collect();
+    format!("cargo xtask {}", args.join(" "))
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
+}
+
+/// Writes both files; says where. A second record of the same day gets a number.
+pub fn record<T: Serialize>(name: &str, recorded: &Recorded<T>, text: &str) -> Result<PathBuf> {
+    let dir = folder();
+    fs::create_dir_all(&dir)?;
+    let stem = (1..)
+        .map(|n| if n == 1 { format!("{name}-{}", clock::today()) } else { format!("{name}-{}-{n}", clock::today()) })
+        .find(|s| !dir.join(format!("{s}.json")).exists())
+        .context("no free name")?;
+    let json = dir.join(format!("{stem}.json"));
+    fs::write(&json, serde_json::to_string_pretty(recorded)? + "\n").with_context(|| format!("write {}", json.display()))?;
+    let m = &recorded.machine;
+    let mut head = format!(
+        "# {name}, {}\n\n{}, {} cores, {} GiB, {}, kernel {}{}. {}.\n\n    {}\n\n",
+        recorded.date,
+        m.cpu,
+        m.cores,
+        m.memory_gib,
+        m.os,
+        m.kernel,
+        if m.virtualised { ", virtual machine" } else { "" },
+        recorded.versions.join(", "),
+        recorded.command
+    );
+    if !recorded.settings.is_empty() {
+        head += &format!("Server settings: {}.\n\n", recorded.settings.join(", "));
+    }
+    fs::write(json.with_extension("md"), head + text)?;
+    eprintln!("recorded in {} and .md", json.display());
+    Ok(json)
+}

@@ -175,7 +175,7 @@ pub fn rows(runs: &[Value]) -> Vec<(&'static str, Vec<String>)> {
     let clean = runs.iter().find(|run| run["mode"] == "clean");
     let number = |run: &Value, name: &str| run[name].as_f64();
     let beside = |run: &Value, name: &str| match (number(run, name), clean.and_then(|c| number(c, name))) {
-        (Some(x), Some(c)) if c > 0.0 => format!("{:.3}", x / c),
+        (Some(x), Some(c)) if c > 0.0 => if x / c < 100.0 { format!("{:.3}", x / c) } else { grouped(x / c) },
         _ => "–".into(),
     };
     let ms = |value: Option<f64>| value.map_or("–".into(), |ms| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{} ms", grouped(ms)) });

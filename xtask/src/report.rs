@@ -6,8 +6,8 @@ use plotters::prelude::*;
 use serde_json::Value;
 
 /// The drawing's own units; the page scales it to the width that there is. Small, so that text stays readable on a phone.
-const WIDTH: u32 = 460;
-const HEIGHT: u32 = 300;
+const WIDTH: u32 = 420;
+const HEIGHT: u32 = 290;
 
 /// plotters writes plain colours; each stands for a CSS variable of the page, so that dark and light both have contrast.
 const INK: RGBColor = RGBColor(1, 1, 1);
@@ -36,7 +36,7 @@ h1{font-size:1.5rem;line-height:1.2;margin:.5rem 0}h2{font-size:1.15rem;margin:1
 .legend b{display:inline-block;width:1.6rem;height:0;border-top:.22rem solid;vertical-align:middle;margin-right:.4rem}
 .legend .observe b{border-top-style:dashed}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1rem}
-figure{margin:0}figcaption{font-weight:600}figcaption span{font-weight:400;color:var(--soft);font-size:.88rem}
+figure{margin:0;display:flex;flex-direction:column;justify-content:space-between}figcaption{font-weight:600}figcaption span{font-weight:400;color:var(--soft);font-size:.88rem}
 svg{display:block;width:100%;height:auto}
 polyline[stroke="var(--observe)"]{stroke-dasharray:7 4}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:clamp(.72rem,2.9vw,1rem)}
@@ -151,12 +151,12 @@ fn chart(runs: &[Value], field: &str, scale: Scale) -> Result<String> {
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
         let mut builder = ChartBuilder::on(&area);
-        builder.margin(8).margin_right(14).x_label_area_size(34).y_label_area_size(58);
+        builder.margin(8).margin_right(14).x_label_area_size(40).y_label_area_size(60);
         // The two scales are two types, hence the macro: what is drawn is the same.
         macro_rules! draw {
             ($y:expr, $low:expr, $high:expr, $labels:expr) => {{
                 let mut chart = builder.build_cartesian_2d(0.0..end_s, $y)?;
-                let text = ("sans-serif", 15).into_font().color(&INK);
+                let text = ("sans-serif", 16).into_font().color(&INK);
                 chart.configure_mesh().disable_x_mesh().light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(GRID)
                     .x_labels(7).y_labels($labels).x_label_style(text.clone()).y_label_style(text.clone()).x_desc("seconds")
                     .axis_desc_style(text).x_label_formatter(&|s| format!("{s:.0}")).y_label_formatter(&|v| label(*v)).draw()?;

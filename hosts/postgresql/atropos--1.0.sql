@@ -9,6 +9,17 @@ CREATE FUNCTION atropos_decisions() RETURNS SETOF json
     AS 'MODULE_PATHNAME', 'atropos_pg_decisions' LANGUAGE C STRICT VOLATILE PARALLEL RESTRICTED;
 COMMENT ON FUNCTION atropos_decisions() IS 'the recorded decisions of Atropos, oldest first';
 
+CREATE FUNCTION atropos_scope(pid int DEFAULT pg_backend_pid()) RETURNS bigint
+    AS 'MODULE_PATHNAME', 'atropos_pg_scope' LANGUAGE C STRICT VOLATILE PARALLEL RESTRICTED;
+COMMENT ON FUNCTION atropos_scope(int) IS 'number of the present, or last, statement of a session; NULL if it is not followed';
+
+CREATE FUNCTION atropos_cancel(pid int, scope bigint DEFAULT 0) RETURNS boolean
+    AS 'MODULE_PATHNAME', 'atropos_pg_cancel' LANGUAGE C STRICT VOLATILE PARALLEL RESTRICTED;
+COMMENT ON FUNCTION atropos_cancel(int, bigint)
+    IS 'asks to cancel exactly this statement of a session (0: the present one); false when it has passed';
+
+-- Superusers only, whatever the members of pg_monitor may read.
+REVOKE ALL ON FUNCTION atropos_scope(int), atropos_cancel(int, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION atropos_status(), atropos_decisions() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION atropos_status(), atropos_decisions() TO pg_monitor;
 

@@ -48,16 +48,20 @@ describe(const atropos_cancel_info *info, char *buf, size_t size)
 static void
 raise_cancel(const atropos_cancel_info *info, int level, int code, const char *message, const char *hint)
 {
-	char		what[128];
+	char		what[128],
+				why[256];
 
+	if (info->resource == 0)	/* asked for by hand */
+		snprintf(why, sizeof(why), "%s", info->reason);
+	else
+		snprintf(why, sizeof(why), "this session held, or was first in line for, %s for %.0f ms while %u others waited for it",
+				 describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims);
 	ereport(level,
 			(errcode(code),
 			 errmsg_internal("%s", message),
-			 errdetail("Atropos: this session held, or was first in line for, %s for %.0f ms while %u others waited for it.",
-					   describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims),
-			 errdetail_log("Atropos decision " UINT64_FORMAT ": held, or was first in line for, %s for %.0f ms while %u others waited for it. %s",
-						   info->decision_id, describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims,
-						   info->reason),
+			 errdetail("Atropos: %s (statement " UINT64_FORMAT ").", why, info->scope),
+			 errdetail_log("Atropos: %s (statement " UINT64_FORMAT ", decision " UINT64_FORMAT "): %s", why, info->scope,
+						   info->decision_id, info->reason),
 			 errhint("%s", hint)));
 }
 

@@ -119,6 +119,7 @@ atropos_controller_main(Datum arg)
 						 atp_mode == ATROPOS_MODE_OFF ? TICK_WHILE_OFF_MS : TICK_MS, PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
 	}
+	atropos_shutdown();			/* gives the lease up, a successor need not wait for it */
 	/* 1: should somebody terminate it while the server runs on, it comes back. */
 	proc_exit(1);
 }

@@ -90,6 +90,13 @@ on_shmem_request(void)
 	RequestAddinShmemSpace(shared_size());
 }
 
+/* In the postmaster alone: children reset what is to be done at exit. Removes the region's file. */
+static void
+leave_region(int code, Datum arg)
+{
+	atropos_shutdown();
+}
+
 /* In the postmaster, before any child; again after a crash, when PostgreSQL's memory is new and the region is not. */
 static void
 on_shmem_startup(void)
@@ -128,6 +135,7 @@ on_shmem_startup(void)
 		{
 			atp_region_ready = true;
 			atp_register_resources();
+			on_proc_exit(leave_region, 0);
 		}
 		else
 			ereport(WARNING,

@@ -11,6 +11,8 @@
 
 PG_FUNCTION_INFO_V1(atropos_pg_status);
 PG_FUNCTION_INFO_V1(atropos_pg_decisions);
+PG_FUNCTION_INFO_V1(atropos_pg_scope);
+PG_FUNCTION_INFO_V1(atropos_pg_cancel);
 
 static void
 require_region(void)
@@ -39,6 +41,65 @@ atropos_pg_status(PG_FUNCTION_ARGS)
 		full = atropos_stats(buf, size);
 	} while (full >= size);
 	PG_RETURN_DATUM(CStringGetTextDatum(buf));
+}
+
+/* The task of a backend; 0 where there is none. */
+static atropos_task_t
+task_with_pid(int pid)
+{
+	for (int i = 0; i < atp_shared->size; i++)
+	{
+		AtroposBackend *row = &atp_shared->backends[i];
+		atropos_task_t task = pg_atomic_read_u64(&row->task);
+
+		pg_read_barrier();
+		if (task != 0 && row->pid == pid)
+			return task;
+	}
+	return 0;
+}
+
+Datum
+atropos_pg_scope(PG_FUNCTION_ARGS)
+{
+	atropos_task_t task;
+	uint64_t	scope;
+
+	require_region();
+	task = task_with_pid(PG_GETARG_INT32(0));
+	scope = task != 0 ? atropos_task_scope(task) : 0;
+	if (scope == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64((int64) scope);
+}
+
+Datum
+atropos_pg_cancel(PG_FUNCTION_ARGS)
+{
+	int			pid = PG_GETARG_INT32(0);
+	int64		scope = PG_GETARG_INT64(1);
+	char		reason[64];
+	atropos_task_t task;
+	int			rc;
+
+	require_region();
+	if (scope < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("scope must be 0 (the present statement) or a number from atropos_scope(), not " INT64_FORMAT, scope)));
+	task = task_with_pid(pid);
+	if (task == 0)
+	{
+		ereport(WARNING, (errmsg("PID %d is not a session that Atropos follows", pid)));
+		PG_RETURN_BOOL(false);
+	}
+	snprintf(reason, sizeof(reason), "asked for by PID %d", MyProcPid);
+	rc = atropos_task_cancel(task, (uint64_t) scope, reason);
+	if (rc != ATROPOS_OK && rc != ATROPOS_E_STALE)
+		ereport(ERROR,
+				(errmsg("could not ask for the cancel: %s", atp_last_error()),
+				 errdetail("Code %d: %s", rc, atropos_strerror(rc))));
+	PG_RETURN_BOOL(rc == ATROPOS_OK);
 }
 
 /* Filled by the library, so with malloc: palloc raises an error where there is no memory. */

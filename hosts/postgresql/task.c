@@ -86,13 +86,12 @@ atp_join_region(void)
 static void
 end_tracking(int code, Datum arg)
 {
-	atropos_task_t task = atp_self.task;
-
-	if (task == 0)
+	if (atp_self.task == 0)
 		return;
 	pg_atomic_write_u64(&atp_shared->backends[MyProc->pgprocno].task, 0);
 	atp_self.task = 0;
-	atropos_free_cancel(task);
+	/* Ends the task. Not atropos_free_cancel, which would keep the slot for this process's next task. */
+	atropos_shutdown();
 }
 
 static void on_transaction_event(XactEvent event, void *arg);
@@ -155,13 +154,16 @@ begin_tracking(void)
 	static bool registered = false;
 	char		label[48];
 
-	if (atp_self.decided || MyProc == NULL || !atropos_trace_is_on())
+	if (atp_self.decided || MyProc == NULL)
 		return false;
 	if (!IsUnderPostmaster || !is_task() || MyProc->pgprocno >= atp_shared->size || !atp_join_region())
 	{
 		atp_self.decided = true;
 		return false;
 	}
+	/* A child's gate is closed until it has joined, so not earlier. */
+	if (!atropos_trace_is_on())
+		return false;
 	atp_self.task = atropos_create_cancel((uint64_t) MyProcPid);
 	if (atp_self.task == 0)
 		return false;			/* table full: the library counts it, the next statement tries again */

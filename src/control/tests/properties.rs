@@ -1,0 +1,246 @@
+use super::*;
+use crate::control::estimator::{Candidate, Role, Use};
+use crate::control::histogram::Histogram;
+use crate::control::policy::dominated;
+use crate::control::window::ClassWindow;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+
+const TASKS: u64 = 12;
+const RESOURCES: u32 = 4;
+
+fn time() -> impl Strategy<Value = u64> {
+    prop_oneof![6 => 0..5000 * MS, 2 => 20 * MS..200 * MS, 1 => Just(0), 1 => Just(u64::MAX)]
+}
+
+fn amount() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..1000u64, 1 => Just(u64::MAX)]
+}
+
+prop_compose! {
+    fn wait()(resource in 0..RESOURCES + 2, instance in 0..3u64, waited_ns in time()) -> Wait {
+        Wait { resource, instance, waited_ns }
+    }
+}
+
+prop_compose! {
+    fn holding()(resource in 0..RESOURCES + 2, instance in 0..3u64, amount in amount(), held_ns in time()) -> Holding {
+        Holding { resource, instance, amount, held_ns }
+    }
+}
+
+prop_compose! {
+    fn task()(
+        flags in prop::array::uniform5(prop::bool::weighted(0.15)),
+        priority in -2..3i32,
+        times in (time(), time(), time()),
+        progress in prop::option::of((amount(), amount())),
+        waits in prop::collection::vec(wait(), 0..3),
+        holdings in prop::collection::vec(holding(), 0..4),
+    ) -> TaskView {
+        TaskView {
+            protected: flags[0], cancellable: !flags[1], cancelled: flags[2], in_request: !flags[3], background: flags[4],
+            priority, age_ns: times.0, work_ns: times.1, exec_ns: times.2, progress, waits, holdings,
+            ..TaskView::default()
+        }
+    }
+}
+
+prop_compose! {
+    fn edge()(w in 1..TASKS + 2, b in 0..TASKS + 2, queued: bool, resource in 0..RESOURCES + 2, instance in 0..3u64) -> Edge {
+        let kind = if queued { EdgeKind::Queued } else { EdgeKind::Holds };
+        Edge { waiter: w, blocker: b, kind, resource, instance }
+    }
+}
+
+prop_compose! {
+    fn resource()(kind in 0..3, wait in time(), hold in time(), a in amount(), e in amount(), u in amount(), o in time())
+        -> ResourceWindow
+    {
+        let kind = [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue][kind as usize];
+        let (untracked_waiting, untracked_oldest_wait_ns) = if u < 900 { (0, 0) } else { (u, o) };
+        ResourceWindow {
+            id: 0, kind, name: String::new(), wait_ns: wait, hold_ns: hold, acquired: a, evicted: e,
+            untracked_waiting, untracked_oldest_wait_ns,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_window()(
+        mut tasks in prop::collection::vec(task(), 0..TASKS as usize),
+        mut resources in prop::collection::vec(resource(), RESOURCES as usize),
+        edges in prop_oneof![prop::collection::vec(edge(), 0..1), prop::collection::vec(edge(), 0..30)],
+        length_ns in prop_oneof![9 => Just(100 * MS), 1 => Just(0), 1 => Just(u64::MAX)],
+        exec_ns in time(),
+    ) -> Window {
+        (1..).zip(&mut tasks).for_each(|(id, t)| (t.id, t.scope) = (id, id + 100));
+        (1..).zip(&mut resources).for_each(|(id, r)| r.id = id);
+        Window { now_ns: S, length_ns, exec_ns, resources, tasks, edges, classes: vec![] }
+    }
+}
+
+/// The windows must be worth it: enough of them end in a pick, several picks, a queue head, a shared blame.
+#[test]
+fn the_generated_windows_reach_the_interesting_cases() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut picked, mut several, mut bars, mut through) = (0, 0, 0, 0);
+    for _ in 0..1000 {
+        let w = any_window().new_tree(&mut runner).unwrap().current();
+        let (e, c) = decide(&w, 4);
+        picked += !c.picks.is_empty() as u32;
+        several += (c.picks.len() > 1) as u32;
+        let has = |role| e.candidates.iter().any(|x| x.uses.iter().any(|u| u.role == role)) as u32;
+        (bars, through) = (bars + has(Role::Bars), through + has(Role::Through));
+    }
+    assert!(picked >= 50 && several >= 5 && bars >= 20 && through >= 20, "{picked} {several} {bars} {through}");
+}
+
+fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
+    let e = estimate(window, &EstimatorParams::default());
+    let params = PolicyParams { min_relief: 0.05, ..PolicyParams::default() };
+    let c = choose(&e, window, &params, budget);
+    (e, c)
+}
+
+fn gains(e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {
+    let gain = |u: &Use| {
+        if u.usage_ns >= min_ns && u.gain_ns >= min_ns as f64 { u.scaled_gain() } else { 0.0 }
+    };
+    e.resources.iter().map(|r| c.uses.iter().find(|u| u.resource == r.id).map_or(0.0, gain)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn only_tasks_that_may_be_cancelled_and_free_somebody_are_chosen(w in any_window()) {
+        let (e, c) = decide(&w, 4);
+        prop_assert!(c.picks.len() <= 4);
+        for p in &c.picks {
+            let t = w.tasks.iter().find(|t| t.id == p.task).unwrap();
+            prop_assert!(t.cancellable && !t.protected && !t.cancelled);
+            prop_assert_eq!(t.scope, p.scope);
+            prop_assert!(p.relief_share > 0.0 && !p.reason.is_empty());
+            prop_assert!(!p.victims.contains(&p.task));
+            prop_assert!(e.candidate(p.task).unwrap().uses.iter().any(|u| u.freed_ns > 0));
+        }
+        prop_assert_eq!(c.picks.is_empty(), !c.nobody_because.is_empty());
+        prop_assert!(c.rejected.iter().all(|r| c.picks.iter().all(|p| p.task != r.task)));
+    }
+
+    #[test]
+    fn every_number_is_finite_and_in_its_range(w in any_window()) {
+        let (e, c) = decide(&w, 4);
+        for r in &e.resources {
+            prop_assert!(r.raw_contention.is_finite() && r.raw_contention >= 0.0);
+            prop_assert!((0.0..=1.0).contains(&r.level));
+        }
+        for x in &e.candidates {
+            prop_assert!((0.0..=1.0).contains(&x.relief_share));
+            prop_assert!(x.progress.map_or(true, |p| (0.01..=0.99).contains(&p)));
+            for u in &x.uses {
+                prop_assert!(u.gain.is_finite() && u.gain_ns.is_finite() && u.gain_ns > 0.0);
+                prop_assert!((0.0..=1.0).contains(&u.share));
+            }
+        }
+        prop_assert!(c.picks.iter().all(|p| p.score.is_finite() && (0.0..=1.0).contains(&p.relief_share)));
+        prop_assert!(c.levels_after.iter().zip(&e.resources).all(|(a, r)| (0.0..=r.level).contains(a)));
+    }
+
+    #[test]
+    fn the_order_of_tasks_and_edges_changes_nothing(w in any_window(), seed: u64) {
+        let mut other = w.clone();
+        // A shuffle that proptest can replay.
+        let mix = |x: u64| (x ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17);
+        other.tasks.sort_by_key(|t| mix(t.id));
+        other.tasks.iter_mut().for_each(|t| { t.waits.reverse(); t.holdings.reverse(); });
+        other.edges.sort_by_key(|e| mix(e.waiter * 100 + e.blocker));
+        prop_assert_eq!(decide(&w, 4).1, decide(&other, 4).1);
+    }
+
+    #[test]
+    fn the_first_choice_is_dominated_by_nobody(w in any_window()) {
+        let (e, c) = decide(&w, 1);
+        let p = PolicyParams::default();
+        if let Some(first) = c.picks.first() {
+            let mine = gains(&e, e.candidate(first.task).unwrap(), p.min_gain_ns);
+            for x in &e.candidates {
+                let t = &w.tasks[x.index];
+                let contends = x.uses.iter().any(|u| {
+                    e.resource(u.resource).unwrap().level >= p.contention_threshold && u.usage_ns >= p.min_gain_ns
+                        && u.gain_ns >= p.min_gain_ns as f64
+                });
+                if t.cancellable && !t.protected && !t.cancelled && contends && x.relief_share >= 0.2 {
+                    prop_assert!(!dominated(&mine, &gains(&e, x, p.min_gain_ns), p.near_tie), "{} by {}", first.task, x.task);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_holder_of_another_instance_is_never_blamed_for_a_lock(mut w in any_window()) {
+        // Only inferred locks; one task holds instances nobody waits for.
+        w.edges.clear();
+        w.resources.iter_mut().for_each(|r| r.kind = ResourceKind::Lock);
+        if let Some(t) = w.tasks.first_mut() {
+            t.holdings.iter_mut().for_each(|h| h.instance += 10);
+        }
+        let (e, c) = decide(&w, 4);
+        if let Some(t) = w.tasks.first() {
+            prop_assert!(e.candidate(t.id).is_none());
+            prop_assert!(c.picks.iter().all(|p| p.task != t.id));
+        }
+    }
+
+    #[test]
+    fn whoever_waits_itself_is_never_blamed_for_a_lock_it_holds(w in any_window()) {
+        let (e, _) = decide(&w, 4);
+        for x in e.candidates.iter().filter(|x| x.blocked) {
+            for u in &x.uses {
+                let lock = e.resource(u.resource).unwrap().kind == ResourceKind::Lock;
+                prop_assert!(!lock || matches!(u.role, Role::Bars | Role::Through), "{:?}", x);
+            }
+        }
+    }
+
+    #[test]
+    fn more_budget_never_leaves_more_contention(w in any_window()) {
+        let worst = |c: Choice| c.levels_after.iter().copied().fold(0.0, f64::max);
+        let (_, none) = decide(&w, 0);
+        let (_, some) = decide(&w, 4);
+        prop_assert!(worst(some) <= worst(none) + 1e-12);
+    }
+}
+
+/// A chain in which everybody waits for the next and the last for the first, of the size of a full table.
+#[test]
+fn a_ring_of_a_thousand_waiters_ends() {
+    let mut s = Story::new(&[("l", ResourceKind::Lock)]);
+    for id in 1..=1000 {
+        s.task(id, 500);
+        s.holds(id, 1, id, 400).waits(id, 1, id % 1000 + 1, 300);
+    }
+    assert!(s.picked().is_empty());
+    for id in 1..=1000 {
+        s.edge(id, id % 1000 + 1, EdgeKind::Queued, 1, 0);
+    }
+    s.choose();
+}
+
+#[test]
+fn a_thousand_readers_that_all_want_to_write_end() {
+    let mut s = Story::new(&[("l", ResourceKind::Lock)]);
+    for id in 1..=300 {
+        s.task(id, 500);
+        s.holds(id, 1, 7, 400).waits(id, 1, 7, 300);
+    }
+    assert!(s.picked().is_empty());
+}
+
+#[test]
+fn an_empty_window_is_a_regular_overload() {
+    let w = Window { classes: vec![ClassWindow { latency: Histogram::default(), ..Default::default() }], ..Default::default() };
+    let (e, c) = decide(&w, 4);
+    assert!(e.candidates.is_empty() && c.picks.is_empty() && c.nobody_because.contains("regular"));
+}

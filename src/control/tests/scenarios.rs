@@ -1,0 +1,560 @@
+use super::*;
+use crate::control::estimator::{resource_gain, OverloadKind, Role};
+use crate::control::policy::{dominated, score};
+use EdgeKind::{Holds, Queued};
+use ResourceKind::{Lock, Memory, Queue};
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * b.abs().max(1.0)
+}
+
+fn one_lock() -> Story {
+    Story::new(&[("table_lock", Lock)])
+}
+
+/// 1 holds instance 7 for `held_ms`; 2..=1+n wait for it.
+fn stall(held_ms: u64, n: u64, waited_ms: u64) -> Story {
+    let mut s = one_lock();
+    s.task(1, held_ms);
+    s.holds(1, 1, 7, held_ms);
+    for id in 2..2 + n {
+        s.task(id, waited_ms);
+        s.waits(id, 1, 7, waited_ms);
+    }
+    s
+}
+
+// ---- the paper's examples ----
+
+#[test]
+fn a_lock_held_for_1_s_at_40_percent_gains_1_5_s() {
+    assert!(near(resource_gain(S, 0.40), 1.5e9));
+    let mut s = stall(1000, 15, 90);
+    s.get(1).progress = Some((400, 1000));
+    let c = s.estimate();
+    let gain = &c.candidate(1).unwrap().uses[0];
+    assert_eq!((gain.usage, gain.role), (S, Role::Holds));
+    assert!(near(gain.gain, 1.5e9), "{gain:?}");
+    let pick = &s.choose().picks[0];
+    assert!(near(pick.gain, 1.5e9) && pick.usage == S);
+    assert!(pick.reason.contains("held table_lock 7 for 1.0 s") && pick.reason.contains("40% done"), "{}", pick.reason);
+    assert!(pick.reason.contains("15 tasks") && pick.reason.contains("1.5 s to come"), "{}", pick.reason);
+}
+
+#[test]
+fn contention_of_60_and_40_percent_with_gains_3_and_1_beats_2_and_2() {
+    assert!(near(score(&[0.6, 0.4], &[3.0, 1.0]), 2.2));
+    assert!(near(score(&[0.6, 0.4], &[2.0, 2.0]), 2.0));
+}
+
+/// The same as whole windows: 60% of the time lost to lock 1, 40% to lock 2; two culprits block half of each.
+#[test]
+fn the_papers_scores_decide_between_two_tasks_on_two_resources() {
+    let mut s = Story::new(&[("first", Lock), ("second", Lock)]);
+    for (id, first_ms, second_ms) in [(1, 6000, 2000), (2, 4000, 4000)] {
+        s.task(id, 6000).exec_ns = 0;
+        s.holds(id, 1, id, first_ms).holds(id, 2, id, second_ms);
+    }
+    s.window.exec_ns = 0;
+    for id in 10..20 {
+        s.task(id, 100);
+        s.waits(id, if id < 16 { 1 } else { 2 }, 1 + id % 2, 100);
+    }
+    let e = s.estimate();
+    let levels: Vec<f64> = e.resources.iter().map(|r| r.level).collect();
+    assert!(near(levels[0], 0.6) && near(levels[1], 0.4), "{levels:?}");
+    let gains = |id| e.candidate(id).unwrap().uses.iter().map(|u| u.scaled_gain()).collect::<Vec<_>>();
+    assert_eq!((gains(1), gains(2)), (vec![3.0, 1.0], vec![2.0, 2.0]));
+    assert!(near(score(&levels, &gains(1)), 2.2) && near(score(&levels, &gains(2)), 2.0));
+    let strict = PolicyParams { near_tie: 0.05, ..PolicyParams::default() };
+    let choice = choose(&e, &s.window, &strict, 1);
+    assert_eq!(choice.picks[0].task, 1);
+    assert!(near(choice.picks[0].score, 2.2));
+}
+
+#[test]
+fn a_task_dominated_on_every_resource_is_never_chosen() {
+    assert!(dominated(&[1.0, 2.0], &[2.0, 3.0], 0.1));
+    assert!(dominated(&[1.0, 0.0], &[2.0, 0.0], 0.1), "what it does not use does not save it");
+    assert!(!dominated(&[1.0, 4.0], &[2.0, 3.0], 0.1));
+    assert!(!dominated(&[1.0, 2.0], &[1.05, 2.05], 0.1), "a near-tie is no domination");
+    let mut s = Story::new(&[("first", Lock), ("second", Lock)]);
+    for (id, held_ms) in [(1, 9000), (2, 3000)] {
+        s.task(id, held_ms);
+        s.holds(id, 1, id, held_ms).holds(id, 2, id, held_ms);
+    }
+    s.get(2).priority = -100; // would win any tie
+    for id in 10..30 {
+        s.task(id, 100);
+        s.waits(id, 1 + (id / 2 % 2) as u32, 1 + id % 2, 100);
+    }
+    let choice = choose(&s.estimate(), &s.window, &PolicyParams::default(), 1);
+    assert_eq!(choice.picks[0].task, 1, "{choice:?}");
+}
+
+#[test]
+fn a_wait_through_a_chain_blames_its_head() {
+    // x4: 2..=9 wait for 1 on table A; 1 waits for 100 on table B.
+    let mut s = one_lock();
+    s.task(100, 8000);
+    s.holds(100, 1, 0xb, 8000);
+    s.task(1, 500);
+    s.holds(1, 1, 0xa, 480).waits(1, 1, 0xb, 470);
+    for id in 2..10 {
+        s.task(id, 300);
+        s.waits(id, 1, 0xa, 300);
+    }
+    let choice = s.choose();
+    assert_eq!(choice.picks.len(), 1);
+    assert_eq!((choice.picks[0].task, choice.picks[0].instance), (100, 0xb));
+    assert_eq!(choice.picks[0].victims, (1..10).collect::<Vec<_>>());
+    let middle = choice.rejected.iter().find(|r| r.task == 1).unwrap();
+    assert!(middle.why.contains("waits itself"), "{middle:?}");
+}
+
+#[test]
+fn a_holder_of_another_instance_is_never_blamed() {
+    // x3: the holder of table A has held it for far longer, but nobody waits for it.
+    let mut s = stall(1000, 8, 90);
+    s.task(50, 60_000);
+    s.holds(50, 1, 8, 60_000);
+    assert_eq!(s.picked(), [1]);
+    assert!(s.estimate().candidate(50).is_none());
+}
+
+/// x9: 1 reports (holds the table), 2 = ALTER waits for it, readers wait behind the ALTER.
+fn queued_ddl(readers: u64) -> Story {
+    let mut s = one_lock();
+    s.task(1, 20_000);
+    s.holds(1, 1, 7, 20_000);
+    s.task(2, 80);
+    s.waits(2, 1, 7, 80);
+    s.edge(2, 1, Holds, 1, 7);
+    for id in 3..3 + readers {
+        s.task(id, 70);
+        s.waits(id, 1, 7, 70);
+        s.edge(id, 2, Queued, 1, 7);
+    }
+    s
+}
+
+#[test]
+fn a_queued_alter_that_bars_the_readers_is_chosen_over_the_report_it_waits_for() {
+    for readers in [1, 5, 15] {
+        let choice = queued_ddl(readers).choose();
+        assert_eq!(choice.picks.len(), 1, "{choice:?}");
+        let pick = &choice.picks[0];
+        assert_eq!((pick.task, pick.role), (2, Role::Bars), "{choice:?}");
+        assert_eq!(pick.victims, (3..3 + readers).collect::<Vec<_>>());
+        assert!(near(pick.gain, 20e9), "it inherits the gain of what it waits for");
+    }
+}
+
+#[test]
+fn an_important_alter_lets_the_report_go_instead() {
+    let mut s = queued_ddl(15);
+    s.get(2).priority = 10;
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
+fn an_alter_behind_two_reports_is_the_only_way_to_free_the_readers() {
+    let mut s = queued_ddl(10);
+    s.task(100, 9000);
+    s.holds(100, 1, 7, 9000);
+    s.edge(2, 100, Holds, 1, 7);
+    let e = s.estimate();
+    assert!(e.candidate(1).unwrap().uses.is_empty() && e.candidate(100).unwrap().uses.is_empty());
+    assert_eq!(s.picked(), [2]);
+}
+
+// ---- who is to blame ----
+
+#[test]
+fn the_holder_of_a_stalled_table_is_cancelled_with_all_victims_named() {
+    let choice = stall(300, 15, 90).choose();
+    assert_eq!(choice.picks.len(), 1);
+    let p = &choice.picks[0];
+    assert_eq!((p.task, p.scope, p.resource, p.instance), (1, 10, 1, 7));
+    assert_eq!(p.victims, (2..17).collect::<Vec<_>>());
+    assert!(p.relief_share > 0.9, "{p:?}");
+    assert!(choice.levels_after[0] < 0.01);
+}
+
+#[test]
+fn an_idle_session_with_an_open_transaction_is_a_candidate() {
+    // x1: nothing in flight, no execution time; its last progress report means nothing.
+    let mut s = stall(5000, 15, 90);
+    let idle = s.get(1);
+    (idle.in_request, idle.age_ns, idle.exec_ns, idle.progress) = (false, 0, 0, Some((99, 100)));
+    let choice = s.choose();
+    assert_eq!(choice.picks[0].task, 1);
+    assert!(near(choice.picks[0].gain, 5e9));
+    assert!(choice.picks[0].reason.contains("idle"), "{}", choice.picks[0].reason);
+}
+
+#[test]
+fn nobody_is_cancelled_without_contention() {
+    // n2: forty equal heavy queries, nothing waited for.
+    let mut s = one_lock();
+    for id in 1..41 {
+        s.task(id, 4000);
+    }
+    s.holds(1, 1, 7, 4000);
+    let choice = s.choose();
+    assert!(choice.picks.is_empty() && choice.nobody_because.contains("regular"), "{choice:?}");
+    assert_eq!(s.estimate().kind, OverloadKind::Regular);
+}
+
+#[test]
+fn nobody_is_cancelled_when_all_wait_for_the_log() {
+    // n1: they hold row locks and wait for a lock whose holder nobody knows.
+    let mut s = Story::new(&[("row", Lock), ("log", Lock)]);
+    for id in 1..11 {
+        s.task(id, 200);
+        s.holds(id, 1, id, 150).waits(id, 2, 0, 90);
+    }
+    for id in 11..21 {
+        s.task(id, 200);
+        s.waits(id, 1, id - 10, 90);
+    }
+    let choice = s.choose();
+    assert!(choice.picks.is_empty(), "{choice:?}");
+    assert!(choice.levels_after.iter().all(|&l| l > 0.3));
+}
+
+#[test]
+fn an_untracked_blocker_frees_nobody() {
+    let mut s = stall(1000, 10, 90);
+    for id in 2..12 {
+        s.edge(id, 0, Holds, 1, 7);
+        s.edge(id, 1, Holds, 1, 7);
+    }
+    assert!(s.picked().is_empty());
+    assert!(s.choose().rejected[0].why.contains("others block"), "{:?}", s.choose());
+}
+
+#[test]
+fn the_hosts_edges_replace_inference() {
+    let mut s = stall(5000, 10, 90);
+    s.task(50, 3000); // holds nothing that was traced
+    (2..12).for_each(|id| s.edge(id, 50, Holds, 1, 7));
+    let choice = s.choose();
+    assert_eq!(choice.picks[0].task, 50);
+    assert_eq!(choice.picks[0].usage, 90 * MS, "at least as long as somebody has waited");
+}
+
+#[test]
+fn a_reader_that_passes_by_after_the_wait_began_is_no_accomplice() {
+    let mut s = stall(1000, 10, 90);
+    s.task(50, 5);
+    s.holds(50, 1, 7, 5);
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
+fn of_two_joint_holders_neither_frees_anybody_alone() {
+    let mut s = stall(1000, 10, 90);
+    s.task(50, 2000);
+    s.holds(50, 1, 7, 2000);
+    assert!(s.picked().is_empty());
+}
+
+#[test]
+fn who_wants_more_of_what_it_holds_waits_for_the_others() {
+    let mut s = one_lock();
+    s.task(1, 5000);
+    s.task(2, 300);
+    s.task(3, 100);
+    s.holds(1, 1, 7, 5000).holds(2, 1, 7, 280).waits(2, 1, 7, 250).waits(3, 1, 7, 90);
+    let e = s.estimate();
+    // 3 waits for 1 and 2; 2 only for 1.
+    assert_eq!(e.candidate(1).unwrap().victims, [2, 3]);
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
+fn a_culprit_in_a_moments_wait_for_another_lock_stays_the_culprit() {
+    let mut s = stall(2000, 15, 90);
+    s.task(60, 10);
+    s.holds(60, 1, 99, 2);
+    s.get(1).waits.push(Wait { resource: 1, instance: 99, waited_ns: MS });
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
+fn deadlocks_end_and_blame_nobody() {
+    let mut s = one_lock();
+    for id in 1..4 {
+        s.task(id, 900);
+        s.holds(id, 1, id, 800).waits(id, 1, id % 3 + 1, 500);
+    }
+    for id in 10..20 {
+        s.task(id, 90);
+        s.waits(id, 1, 1 + id % 3, 90);
+    }
+    assert!(s.picked().is_empty(), "the host resolves deadlocks: {:?}", s.choose());
+}
+
+#[test]
+fn a_young_holder_and_one_that_is_nearly_done_are_left_alone() {
+    let mut s = stall(15, 15, 12);
+    s.window.resources[0].wait_ns = 100 * MS * 15;
+    assert!(s.picked().is_empty());
+    assert!(s.choose().rejected[0].why.contains("objective allows"), "{:?}", s.choose());
+    let mut s = stall(1000, 15, 90);
+    s.get(1).progress = Some((99, 100)); // 10 ms to come
+    assert!(s.picked().is_empty());
+    assert!(s.choose().rejected[0].why.contains("done within"), "{:?}", s.choose());
+}
+
+#[test]
+fn protected_uncancellable_and_once_cancelled_holders_are_refused_with_the_reason() {
+    for (set, word) in [
+        ((|t| t.protected = true) as fn(&mut TaskView), "protected"),
+        (|t| t.cancellable = false, "cannot"),
+        (|t| t.cancelled = true, "once"),
+    ] {
+        let mut s = stall(1000, 15, 90);
+        set(s.get(1));
+        let choice = s.choose();
+        assert!(choice.picks.is_empty());
+        assert!(choice.rejected[0].why.contains(word) && choice.nobody_because.contains(word), "{choice:?}");
+    }
+}
+
+#[test]
+fn too_little_relief_cancels_nobody() {
+    // One of ten tasks waits: 9% of the execution time; the rest of the contention has passed.
+    let mut s = stall(1000, 1, 90);
+    for id in 50..59 {
+        s.task(id, 100);
+    }
+    s.window.resources[0].wait_ns = 500 * MS;
+    let choice = s.choose();
+    assert!(choice.picks.is_empty() && choice.nobody_because.contains("min_relief"), "{choice:?}");
+    assert!(near(choice.levels_after[0], s.estimate().resources[0].level), "nothing was given back");
+}
+
+#[test]
+fn near_ties_go_to_the_lower_priority_then_to_less_work_lost() {
+    let two = |second: fn(&mut TaskView)| {
+        let mut s = one_lock();
+        for id in 1..3 {
+            s.task(id, 2000);
+            s.holds(id, 1, id, 2000);
+        }
+        second(s.get(2));
+        for id in 10..20 {
+            s.task(id, 100);
+            s.waits(id, 1, 1 + id % 2, 100);
+        }
+        choose(&s.estimate(), &s.window, &PolicyParams::default(), 1).picks[0].task
+    };
+    assert_eq!(two(|_| {}), 1, "by id when all is equal");
+    assert_eq!(two(|t| t.priority = -1), 2);
+    assert_eq!(two(|t| (t.age_ns, t.work_ns) = (500 * MS, 500 * MS)), 2);
+}
+
+// ---- several culprits ----
+
+/// `culprits` tables, each with a holder and 5 readers.
+fn several(culprits: u64) -> Story {
+    let mut s = one_lock();
+    for c in 1..=culprits {
+        s.task(c, 2000 + c * 1000);
+        s.holds(c, 1, c, 2000 + c * 1000);
+    }
+    for id in 0..culprits * 5 {
+        s.task(100 + id, 100);
+        s.waits(100 + id, 1, 1 + id % culprits, 100);
+    }
+    s
+}
+
+#[test]
+fn several_culprits_go_at_once_until_contention_is_under_the_threshold() {
+    let choice = several(3).choose();
+    // 3 x 5/18 of the time is lost: two must go to get under 30%.
+    assert_eq!(choice.picks.iter().map(|p| p.task).collect::<Vec<_>>(), [3, 2], "the most gain first");
+    assert!(choice.picks[1].victims.iter().all(|v| !choice.picks[0].victims.contains(v)));
+    assert!(choice.levels_after[0] < 0.3);
+}
+
+#[test]
+fn the_budget_bounds_the_set() {
+    let s = several(3);
+    for budget in [0, 1, 2, 3] {
+        let choice = choose(&s.estimate(), &s.window, &PolicyParams::default(), budget);
+        assert_eq!(choice.picks.len(), budget.min(2));
+    }
+    let none = choose(&s.estimate(), &s.window, &PolicyParams::default(), 0);
+    assert!(none.nobody_because.contains("budget"));
+}
+
+#[test]
+fn many_small_holders_are_nobodys_monopoly() {
+    // 40 rows, one waiter each: contended, but no single end helps.
+    let mut s = one_lock();
+    for id in 1..41 {
+        s.task(id, 500);
+        s.holds(id, 1, id, 400);
+        s.task(100 + id, 100);
+        s.waits(100 + id, 1, id, 100);
+    }
+    assert!(s.picked().is_empty());
+}
+
+#[test]
+fn one_of_two_culprits_suffices_when_the_other_blocks_little() {
+    let mut s = stall(2000, 20, 100);
+    s.task(50, 9000);
+    s.holds(50, 1, 8, 9000);
+    s.task(51, 100);
+    s.waits(51, 1, 8, 100);
+    assert_eq!(s.picked(), [1]);
+}
+
+// ---- queues and memory ----
+
+#[test]
+fn slots_stuck_behind_a_lock_are_freed_by_the_locks_holder_alone() {
+    let mut s = Story::new(&[("table_lock", Lock), ("workers", Queue)]);
+    s.task(1, 3000); // a session of its own, in no worker slot
+    s.holds(1, 1, 7, 3000);
+    for id in 2..10 {
+        s.task(id, 600);
+        s.holds(id, 2, 0, 590).waits(id, 1, 7, 580);
+    }
+    for id in 20..40 {
+        s.task(id, 500);
+        s.waits(id, 2, 0, 500);
+    }
+    let e = s.estimate();
+    assert!((2..10).all(|id| e.candidate(id).unwrap().uses.is_empty()));
+    let uses = &e.candidate(1).unwrap().uses;
+    assert_eq!(uses.iter().map(|u| (u.resource, u.role)).collect::<Vec<_>>(), [(1, Role::Holds), (2, Role::Through)]);
+    assert!(near(uses[1].share, 1.0), "all eight slots come back: {uses:?}");
+    let choice = s.choose();
+    assert_eq!(choice.picks.len(), 1);
+    assert_eq!((choice.picks[0].task, choice.picks[0].resource), (1, 1));
+    assert_eq!(choice.picks[0].victims.len(), 8 + 20);
+}
+
+#[test]
+fn a_lock_holder_that_queues_for_the_slots_its_victims_fill_is_the_culprit() {
+    let mut s = Story::new(&[("table_lock", Lock), ("workers", Queue)]);
+    s.task(1, 3000);
+    s.holds(1, 1, 7, 3000).waits(1, 2, 0, 500);
+    for id in 2..10 {
+        s.task(id, 600);
+        s.holds(id, 2, 0, 590).waits(id, 1, 7, 580);
+    }
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
+fn hogs_of_a_worker_queue_are_cancelled_up_to_the_budget() {
+    let mut s = Story::new(&[("workers", Queue)]);
+    for id in 1..9 {
+        s.task(id, 5000);
+        s.holds(id, 1, 0, 5000);
+    }
+    for id in 20..60 {
+        s.task(id, 400);
+        s.waits(id, 1, 0, 400);
+    }
+    let choice = s.choose();
+    assert_eq!(choice.picks.len(), 4);
+    assert!(choice.picks.iter().all(|p| p.role == Role::Occupies && p.relief_share > 0.09), "{choice:?}");
+    // The same when all are known to be of one kind: nobody hogs, the server is simply full.
+    let params = EstimatorParams { class_duration_ns: [(0, 4 * S)].into(), ..Default::default() };
+    assert!(choose(&estimate(&s.window, &params), &s.window, &PolicyParams::default(), 4).picks.is_empty());
+}
+
+#[test]
+fn a_backlog_of_untracked_waiters_makes_a_full_queue_visible() {
+    let mut s = Story::new(&[("workers", Queue)]);
+    for id in 1..5 {
+        s.task(id, 5000);
+        s.holds(id, 1, 0, 5000);
+    }
+    assert_eq!(s.estimate().kind, OverloadKind::Regular);
+    (s.window.resources[0].untracked_waiting, s.window.resources[0].untracked_oldest_wait_ns) = (50, 300 * MS);
+    assert_eq!(s.estimate().kind, OverloadKind::Resource(vec![1]));
+    assert!(!s.picked().is_empty());
+}
+
+/// One task holds `hog` of the buffer pool, nineteen hold 100 units each and wait half of the time.
+fn pool(hog: u64) -> Story {
+    let mut s = Story::new(&[("buffer_pool", Memory)]);
+    s.task(1, 4000);
+    s.holds_units(1, 1, 0, hog, 4000);
+    for id in 2..21 {
+        s.task(id, 150);
+        s.holds_units(id, 1, 0, 100, 100).waits(id, 1, 0, 50);
+    }
+    (s.window.resources[0].acquired, s.window.resources[0].evicted) = (1000, 900);
+    s
+}
+
+#[test]
+fn whoever_holds_most_of_the_memory_is_the_culprit() {
+    let s = pool(8000);
+    let e = s.estimate();
+    assert!(near(e.resources[0].raw_contention, 0.9));
+    let choice = s.choose();
+    assert_eq!(choice.picks.len(), 1, "{choice:?}");
+    let p = &choice.picks[0];
+    assert_eq!((p.task, p.usage, p.gain), (1, 8000, 8000.0));
+    assert_eq!(p.victims.len(), 19);
+}
+
+#[test]
+fn equal_shares_of_memory_are_nobodys_monopoly() {
+    assert!(pool(100).picked().is_empty());
+}
+
+#[test]
+fn memory_that_evicts_nothing_is_not_contended() {
+    let mut s = pool(8000);
+    s.window.resources[0].evicted = 0;
+    assert_eq!(s.estimate().resources[0].level, 0.0);
+    assert!(s.picked().is_empty());
+}
+
+// ---- gains ----
+
+#[test]
+fn progress_is_bounded_and_missing_progress_never_means_no_gain() {
+    let gain = |set: fn(&mut TaskView), durations: &[(u16, u64)]| {
+        let mut s = stall(1000, 10, 90);
+        set(s.get(1));
+        let params =
+            EstimatorParams { class_duration_ns: durations.iter().copied().collect(), ..Default::default() };
+        estimate(&s.window, &params).candidate(1).unwrap().uses[0].gain / 1e9
+    };
+    assert!(near(gain(|_| {}, &[]), 1.0), "as much to come as is done");
+    assert!(near(gain(|t| t.progress = Some((0, 100)), &[]), 99.0));
+    assert!(near(gain(|t| t.progress = Some((u64::MAX, 1)), &[]), 1.0 / 99.0));
+    assert!(near(gain(|t| t.progress = Some((5, 0)), &[]), 1.0), "a total of 0 says nothing");
+    assert!(near(gain(|_| {}, &[(0, 4 * S)]), 3.0), "the class usually takes 4 s");
+    assert!(near(gain(|_| {}, &[(0, S / 2)]), 1.0), "longer than its class ever takes");
+}
+
+#[test]
+fn raw_contention_is_what_the_table_in_the_design_says() {
+    let mut s = Story::new(&[("l", Lock), ("m", Memory), ("q", Queue)]);
+    let set = |s: &mut Story, r: usize, wait, hold, acquired, evicted| {
+        let x = &mut s.window.resources[r];
+        (x.wait_ns, x.hold_ns, x.acquired, x.evicted) = (wait, hold, acquired, evicted);
+    };
+    set(&mut s, 0, 300 * MS, 100 * MS, 0, 0);
+    set(&mut s, 1, 0, 0, 200, 50);
+    set(&mut s, 2, 250 * MS, 0, 0, 0);
+    s.window.exec_ns = 1000 * MS;
+    let e = s.estimate();
+    let raw: Vec<f64> = e.resources.iter().map(|r| r.raw_contention).collect();
+    assert_eq!(raw, [3.0, 0.25, 0.25]);
+    assert_eq!(e.resources.iter().map(|r| r.level).collect::<Vec<_>>(), [0.3, 0.0, 0.25]);
+}

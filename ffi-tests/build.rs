@@ -16,7 +16,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo")).join("header.rs");
     let written = bindgen::Builder::default()
         .header(include.join("atropos_trace.h").display().to_string())
-        .allowlist_item("(?i:atropos).*|createCancel|freeCancel|setCancelAction|getResource|freeResource|slowByResource")
+        .allowlist_item("(atropos|ATROPOS).*|createCancel|freeCancel|setCancelAction|getResource|freeResource|slowByResource")
         .layout_tests(true)
         .merge_extern_blocks(true)
         .generate()

@@ -146,17 +146,20 @@ UNUSED static int task_is_listed(uint64_t key) {
   return task != NULL;
 }
 
-/* 1 when the listed task holds something of the resource. */
-UNUSED static int task_holds(uint64_t key, const char *resource) {
-  char *task = task_in_stats(key), *holds = task ? strstr(task, "\"holds\":[") : NULL;
+/* 1 when the resource is named in this list of the task. */
+UNUSED static int task_lists(uint64_t key, const char *list, const char *resource) {
+  char *task = task_in_stats(key), *begin = task ? strstr(task, list) : NULL;
   int found = 0;
-  if (holds) {
-    char *end = strchr(holds, ']'), *name = strstr(holds, resource);
+  if (begin) {
+    char *end = strchr(begin, ']'), *name = strstr(begin, resource);
     found = name && end && name < end;
   }
   free(task);
   return found;
 }
+
+UNUSED static int task_holds(uint64_t key, const char *resource) { return task_lists(key, "\"holds\":[", resource); }
+UNUSED static int task_waits(uint64_t key, const char *resource) { return task_lists(key, "\"waits\":[", resource); }
 
 UNUSED static void count_decision(const char *json, void *arg) {
   CHECK(json[0] == '{' && json[strlen(json) - 1] == '}');

@@ -97,5 +97,12 @@ int main(void) {
   CHECK(task_is_listed(10));
   atropos_free_cancel(fresh);
   CHECK_EQ(atropos_shutdown(), ATROPOS_OK);
+  uint64_t first_of_life[8];
+  for (int life = 0; life < 8; life++) {
+    init_with("max_tasks = 16");
+    first_of_life[life] = atropos_create_cancel(1);
+    for (int other = 0; other < life; other++) CHECK(first_of_life[life] != first_of_life[other]);
+    CHECK_EQ(atropos_shutdown(), ATROPOS_OK);
+  }
   return 0;
 }

@@ -23,10 +23,7 @@ int main(void) {
     CHECK(task != 0);
     CHECK_EQ(atropos_current_task(), task);
     amount_twins[4 + twin](lock, 1);
-    char *json = task_in_stats(77);
-    CHECK(json != NULL);
-    CHECK_HAS(json, "\"waits\":\"lock\"");
-    free(json);
+    CHECK(task_waits(77, "lock"));
     CHECK(!task_holds(77, "lock"));
     amount_twins[0 + twin](lock, 1);
     CHECK(task_holds(77, "lock"));

@@ -26,13 +26,13 @@ pub fn generate() -> Result<String, String> {
     paper.export.item_types = vec![cbindgen::ItemType::Functions];
     (paper.include_guard, paper.header, paper.after_includes, paper.trailer) = (None, None, None, None);
     paper.sys_includes.clear();
-    let paper = bindings(paper, &sources)?;
+    let paper = bindings(paper)?;
     for name in PAPER_NAMES {
         if !paper.contains(&format!("{name}(")) {
             return Err(format!("src/capi exports no {name}: the paper's six names are part of the contract"));
         }
     }
-    let main = bindings(config, &sources)?;
+    let main = bindings(config)?;
     let (main, end) = main
         .rsplit_once("#endif")
         .ok_or("cbindgen wrote no include guard: cbindgen.toml must set include_guard")?;
@@ -43,8 +43,9 @@ pub fn generate() -> Result<String, String> {
     ))
 }
 
-fn bindings(config: cbindgen::Config, sources: &[PathBuf]) -> Result<String, String> {
-    let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |b, s| b.with_src(s));
+fn bindings(config: cbindgen::Config) -> Result<String, String> {
+    // Follows `mod` lines from here on.
+    let builder = cbindgen::Builder::new().with_config(config).with_src(root().join("src/capi/mod.rs"));
     let mut text = Vec::new();
     builder.generate().map_err(|e| format!("cbindgen cannot read src/capi: {e}"))?.write(&mut text);
     String::from_utf8(text).map(|t| for_c_readers(&t)).map_err(|e| e.to_string())
@@ -61,22 +62,26 @@ fn for_c_readers(text: &str) -> String {
         if short {
             out.push(format!("{indent}/** {} */", lines[at + 1].trim().trim_start_matches('*').trim()));
             at += 3;
+        } else if let Some(indent) = lines[at].strip_suffix("* # Safety") {
+            let next = lines.get(at + 1).map_or("", |l| l.trim_start().trim_start_matches('*'));
+            out.push(format!("{indent}* Memory:{next}"));
+            at += 2;
         } else {
-            out.push(lines[at].replace("* # Safety", "* Memory:"));
+            let doubled = lines[at].is_empty() && out.last().is_some_and(|l| l.is_empty());
+            if !doubled {
+                out.push(lines[at].into());
+            }
             at += 1;
         }
     }
     out.join("\n") + "\n"
 }
 
-/// `src/capi/*.rs`: mod.rs first (types and constants), then by name, so that the order never depends on the disk.
+/// `src/capi/*.rs`.
 fn capi_sources() -> Result<Vec<PathBuf>, String> {
     let dir = root().join("src/capi");
     let entries = fs::read_dir(&dir).map_err(|e| format!("cannot list {}: {e}", dir.display()))?;
-    let mut sources: Vec<PathBuf> =
-        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect();
-    sources.sort_by_key(|p| (!p.ends_with("mod.rs"), p.clone()));
-    Ok(sources)
+    Ok(entries.filter_map(|e| e.ok().map(|e| e.path())).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect())
 }
 
 fn exported_functions(sources: &[PathBuf]) -> Result<Vec<String>, String> {
@@ -95,7 +100,7 @@ fn version_macros() -> String {
     // The library's own version, so that header and library cannot disagree.
     let version = crate_version();
     format!(
-        "/** Version of this header; compare with atropos_version(), the version of the library that runs. */\n\
+        "\n/** Version of this header; compare with atropos_version(), the version of the library that runs. */\n\
          #define ATROPOS_VERSION_MAJOR {}\n#define ATROPOS_VERSION_MINOR {}\n#define ATROPOS_VERSION_PATCH {}\n\
          #define ATROPOS_VERSION_NUMBER \\\n  ((ATROPOS_VERSION_MAJOR << 16) | (ATROPOS_VERSION_MINOR << 8) | ATROPOS_VERSION_PATCH)\n\
          #define ATROPOS_VERSION_STRING \"{}.{}.{}\"\n",

@@ -10,15 +10,20 @@
 //!                +------------- verify <-----------+--> decision log, counters
 //! ```
 //!
+//! Under `--cfg loom` only the lock-free parts are built, for loom's model checker.
+//!
 //! C hosts use `include/atropos.h`; its functions are in [`capi`]. The pure stages are in [`control`].
 
 pub mod cancel;
+#[cfg(not(loom))]
 pub mod capi;
 pub mod config;
 pub mod control;
 pub mod error;
 pub mod primitive;
+#[cfg(not(loom))]
 pub mod process;
 pub mod region;
+#[cfg(not(loom))]
 pub mod report;
 pub mod trace;

@@ -272,10 +272,16 @@ impl Process {
     /// Ends a task.
     pub fn free(&self, task: u64) {
         let bound = BOUND.with(|b| b.task.get()) == task && task != 0;
-        if self.region.end_task(task, bound) && bound {
+        if self.region.end_task(self.me, task, bound) && bound {
             unbind();
             BOUND.with(|b| b.cached.set(task));
         }
+    }
+
+    /// A live task of this process.
+    #[inline(always)]
+    pub fn task(&self, handle: u64) -> Option<&'static TaskSlot> {
+        self.region.own_task(self.me.pid, handle)
     }
 
     pub fn attach(&self, task: u64) -> u64 {
@@ -345,7 +351,7 @@ pub fn shutdown() -> Result<()> {
     let region = process.region;
     for (handle, slot) in region.live_tasks() {
         if slot.owner.get() == process.me {
-            region.end_task(handle, false);
+            region.end_task(process.me, handle, false);
         }
     }
     if region.header().identity.creator.get() == process.me {

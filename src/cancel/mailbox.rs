@@ -93,3 +93,32 @@ mod tests {
         assert!(!slot.cancel_requested());
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// While the leader posts for scope 1 and then for scope 2, an owner that finds its scope 2 in the mailbox before and
+    /// after reading got request 2 whole, never a mixture.
+    #[test]
+    fn a_scope_never_reads_anothers_request() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            let mailbox = Arc::new(Mailbox::default());
+            let request = |n: u64| Request { scope: n, decision_id: n, held_ns: n, ..Request::default() };
+            let leader = {
+                let mailbox = mailbox.clone();
+                loom::thread::spawn(move || (1..=2).for_each(|n| mailbox.post(&request(n))))
+            };
+            if mailbox.scope.load(Acquire) == 2 {
+                let read = mailbox.read(2);
+                if mailbox.scope.load(Acquire) == 2 {
+                    assert_eq!(read, Some(request(2)));
+                }
+            }
+            leader.join().unwrap();
+        });
+    }
+}

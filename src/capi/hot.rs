@@ -115,7 +115,7 @@ pub extern "C" fn atropos_task_get_resource(t: atropos_task_t, r: atropos_resour
     guard((), || {
         let Some(process) = active() else { return };
         let clock = &process.region.header().clock;
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             slot.trace.acquire(clock.event_ns(), clock.tracing_since_ns(), r, instance, amount);
         }
     })
@@ -126,7 +126,7 @@ pub extern "C" fn atropos_task_get_resource(t: atropos_task_t, r: atropos_resour
 pub extern "C" fn atropos_task_free_resource(t: atropos_task_t, r: atropos_resource_t, instance: u64, amount: u64) {
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             slot.trace.release(process.region.header().clock.event_ns(), r, instance, amount);
         }
     })
@@ -138,7 +138,7 @@ pub extern "C" fn atropos_task_slow_by_resource(t: atropos_task_t, r: atropos_re
     let _ = amount;
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             slot.trace.wait_begin(process.region.header().clock.event_ns(), r, instance);
         }
     })
@@ -149,7 +149,7 @@ pub extern "C" fn atropos_task_slow_by_resource(t: atropos_task_t, r: atropos_re
 pub extern "C" fn atropos_task_wait_abandoned(t: atropos_task_t, r: atropos_resource_t) {
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             slot.trace.wait_abandoned(process.region.header().clock.event_ns(), r);
         }
     })
@@ -159,7 +159,7 @@ pub extern "C" fn atropos_task_wait_abandoned(t: atropos_task_t, r: atropos_reso
 #[no_mangle]
 pub extern "C" fn atropos_task_progress(t: atropos_task_t, done: u64, total: u64) {
     guard((), || {
-        if let Some(slot) = active().and_then(|p| p.region.task(t)) {
+        if let Some(slot) = active().and_then(|p| p.task(t)) {
             slot.trace.progress(done, total);
         }
     })
@@ -168,7 +168,7 @@ pub extern "C" fn atropos_task_progress(t: atropos_task_t, done: u64, total: u64
 /// As atropos_cancel_requested, on a task.
 #[no_mangle]
 pub extern "C" fn atropos_task_cancel_requested(t: atropos_task_t) -> c_int {
-    guard(0, || active().and_then(|p| p.region.task(t)).is_some_and(|slot| slot.cancel_requested()) as c_int)
+    guard(0, || active().and_then(|p| p.task(t)).is_some_and(|slot| slot.cancel_requested()) as c_int)
 }
 
 /// Drops everything the task holds (the end of a transaction).
@@ -176,7 +176,7 @@ pub extern "C" fn atropos_task_cancel_requested(t: atropos_task_t) -> c_int {
 pub extern "C" fn atropos_task_release_all(t: atropos_task_t) {
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             slot.trace.release_all(process.region.header().clock.event_ns());
         }
     })
@@ -187,7 +187,7 @@ pub extern "C" fn atropos_task_release_all(t: atropos_task_t) {
 pub extern "C" fn atropos_task_request_begin(t: atropos_task_t, class_: u32) {
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             process.region.begin_request(slot, class_);
         }
     })
@@ -198,7 +198,7 @@ pub extern "C" fn atropos_task_request_begin(t: atropos_task_t, class_: u32) {
 pub extern "C" fn atropos_task_request_end(t: atropos_task_t, status: i32) {
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             process.region.end_request(slot, status);
         }
     })
@@ -209,7 +209,7 @@ pub extern "C" fn atropos_task_request_end(t: atropos_task_t, status: i32) {
 pub extern "C" fn atropos_task_client_wait(t: atropos_task_t, on: i32) {
     guard((), || {
         let Some(process) = active() else { return };
-        if let Some(slot) = process.region.task(t) {
+        if let Some(slot) = process.task(t) {
             process.region.client_wait(slot, on != 0);
         }
     })

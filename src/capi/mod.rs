@@ -245,7 +245,7 @@ unsafe fn config_from(base: Config, cfg: *const atropos_config) -> Result<Config
     let expected = std::mem::size_of::<atropos_config>();
     if c.size != expected {
         return Err(Error::new(
-            Code::Config,
+            Code::Invalid,
             format!(
                 "atropos_config.size is {}, this library's struct has {expected} bytes: set it to sizeof(atropos_config) and build against this version's header",
                 c.size
@@ -565,7 +565,8 @@ pub unsafe extern "C" fn atropos_stats(buf: *mut c_char, size: usize) -> usize {
         }
         Err(e) => {
             remember(&e.text);
-            0
+            // SAFETY: the caller's promise. An empty text, so that a host may print what it got.
+            unsafe { copy_out("", buf, size) }
         }
     })
 }

@@ -92,7 +92,7 @@ pub extern "C" fn atropos_task_child(parent: atropos_task_t, child: atropos_task
 pub extern "C" fn atropos_task_set(task: atropos_task_t, what: u32, value: i64) -> c_int {
     code(|| {
         let region = require()?.region;
-        let slot = region.task(task).ok_or_else(|| stale("task"))?;
+        let slot = require()?.task(task).ok_or_else(|| stale("task"))?;
         let range = |low: i64, high: i64| {
             if (low..=high).contains(&value) {
                 Ok(value)
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn atropos_task_cancel(t: atropos_task_t, scope: u64, reas
 pub unsafe extern "C" fn atropos_task_cancel_info(t: atropos_task_t, info: *mut atropos_cancel_info) -> c_int {
     guard(0, || {
         let Some(process) = active() else { return 0 };
-        let Some(slot) = process.region.task(t) else { return 0 };
+        let Some(slot) = process.task(t) else { return 0 };
         let Some(request) = slot.standing_request() else { return 0 };
         // SAFETY: the caller's promise.
         let Some(info) = (unsafe { info.as_mut() }) else { return 1 };
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn atropos_task_cancel_info(t: atropos_task_t, info: *mut 
 #[no_mangle]
 pub extern "C" fn atropos_task_cancel_acknowledge(t: atropos_task_t, scope: u64) {
     guard((), || {
-        if let Some(slot) = active().and_then(|p| p.region.task(t)) {
+        if let Some(slot) = active().and_then(|p| p.task(t)) {
             slot.acknowledged_scope.store(scope, Release);
         }
     })

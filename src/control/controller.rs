@@ -50,6 +50,8 @@ pub struct Controller {
     reaped_ns: u64,
     reaped_thoroughly_ns: u64,
     manual_seen: u32,
+    /// A full table was said in the log.
+    said_full: bool,
     pending: Vec<Pending>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
     observed: Option<(u64, u64)>,
@@ -75,6 +77,7 @@ impl Controller {
             reaped_ns: 0,
             reaped_thoroughly_ns: 0,
             manual_seen: 0,
+            said_full: false,
             pending: Vec::new(),
             observed: None,
             log: LogFile::default(),
@@ -172,6 +175,14 @@ impl Controller {
         let thorough = now_ns.saturating_sub(self.reaped_thoroughly_ns) >= REAP_THOROUGH_NS;
         if thorough {
             self.reaped_thoroughly_ns = now_ns;
+        }
+        let untracked = region.header().counters.tasks_untracked.load(Relaxed);
+        if untracked > 0 && !std::mem::replace(&mut self.said_full, true) {
+            let max = region.tasks().len();
+            action::log(
+                Level::Warning,
+                &format!("the task table is full: {untracked} tasks ran untracked so far; raise max_tasks (now {max}) and restart"),
+            );
         }
         let n = region.reap(thorough);
         if n > 0 {

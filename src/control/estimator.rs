@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::graph::{clip, scale, Graph, Index, Relief, Scratch};
+use super::graph::{clip, scale, Graph, Index, Part, Relief, Scratch};
 use super::window::{EdgeKind, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
 
 /// What the estimator needs besides the window.
@@ -284,8 +284,12 @@ impl Estimate {
         let mut scratch = self.scratch();
         let mut found = Vec::new();
         for t in 0..self.graph.tasks as u32 {
-            let parts = self.graph.parts.row(t);
-            if self.graph.bars.row(t).is_empty() && parts.is_empty() {
+            // Holding a share of a pool that is not contended makes nobody a candidate; of one who is, it counts.
+            let contends = |p: &Part| {
+                let pool = &self.graph.pools[p.pool as usize];
+                pool.lost_ns > 0 && self.resources[pool.resource as usize].level >= params.contention_threshold
+            };
+            if self.graph.bars.row(t).is_empty() && !self.graph.parts.row(t).iter().any(contends) {
                 continue;
             }
             let relief = self.graph.relief(&[t], &mut scratch);

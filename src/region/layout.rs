@@ -7,7 +7,7 @@
 use super::seqcount::SeqCount;
 use crate::control::histogram::BUCKETS;
 use crate::primitive::{AtomicI32, AtomicU32, AtomicU64, AtomicU8};
-use core::mem::{offset_of, size_of};
+use core::mem::size_of;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"atroposR");
 /// Raised with every change of this file that moves a field.
@@ -20,7 +20,8 @@ pub const SHARDS: usize = 8;
 pub const MAX_AGENTS: usize = 256;
 pub const NAME_BYTES: usize = 32;
 pub const LABEL_WORDS: usize = 6;
-pub const REASON_WORDS: usize = 20;
+/// loom explores every store: one word shows it as much as twenty.
+pub const REASON_WORDS: usize = if cfg!(loom) { 1 } else { 20 };
 /// Holdings a worker can have at once: sets of ways, as in a set-associative cache.
 pub const WAYS: usize = 8;
 pub const SETS: usize = 8;
@@ -82,6 +83,7 @@ pub struct Settings {
 }
 
 /// Controller leadership.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct Lease {
     /// term << 32 | pid; 0 = nobody.
@@ -205,6 +207,7 @@ pub struct Trace {
 }
 
 /// A cancel request: written by the leader, read by the owner.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct Mailbox {
     pub seq: SeqCount,
@@ -313,12 +316,14 @@ pub const fn region_bytes(max_tasks: u32, max_workers: u32) -> usize {
         + max_workers as usize * size_of::<WorkerSlot>()
 }
 
+// loom's atomics have other sizes.
 // The layout is an ABI between processes that may run different builds: a moved field must raise LAYOUT_VERSION.
+#[cfg(not(loom))]
 const _: () = {
-    assert!(offset_of!(Identity, ready) == 48);
-    assert!(offset_of!(Clock, coarse_ns) == 0);
+    assert!(core::mem::offset_of!(Identity, ready) == 48);
+    assert!(core::mem::offset_of!(Clock, coarse_ns) == 0);
     assert!(size_of::<Identity>() == 64 && size_of::<Clock>() == 64 && size_of::<Gate>() == 64);
-    assert!(offset_of!(Header, clock) == 64 && offset_of!(Header, gate) == 128);
+    assert!(core::mem::offset_of!(Header, clock) == 64 && core::mem::offset_of!(Header, gate) == 128);
     assert!(size_of::<Trace>() == 2752);
     assert!(size_of::<Mailbox>() == 256);
     assert!(size_of::<TaskSlot>() == 3264);

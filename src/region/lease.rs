@@ -68,7 +68,7 @@ impl Lease {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::region::Region;
@@ -109,5 +109,33 @@ mod tests {
             threads.into_iter().map(|t| (t.join().unwrap() == Role::NewLeader) as usize).sum()
         });
         assert_eq!(wins, 1);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// Of two candidates for a free lease exactly one leads, and it can tell.
+    #[test]
+    fn one_of_two_candidates_leads() {
+        loom::model(|| {
+            let lease = Arc::new(Lease::default());
+            let contend = |lease: Arc<Lease>, pid: u32| {
+                let me = ProcessId { pid, start_ticks: 1 };
+                let mut term = 0;
+                let leads = lease.contend(me, &mut term, 1) == Role::NewLeader;
+                assert_eq!(leads, term != 0);
+                leads
+            };
+            // Both pids must exist, for a leader whose process is gone is replaced at once.
+            let pid = std::process::id();
+            let other = lease.clone();
+            let thread = loom::thread::spawn(move || contend(other, pid));
+            let mine = contend(lease, 1);
+            let theirs = thread.join().unwrap();
+            assert!(mine ^ theirs);
+        });
     }
 }

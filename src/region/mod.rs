@@ -290,6 +290,7 @@ fn c_path(path: &Path) -> Result<CString> {
         .map_err(|_| Error::new(Code::Invalid, format!("path {} contains a NUL byte", path.display())))
 }
 
+#[cfg(not(loom))]
 /// A futex in shared memory: waits until `word` differs from `seen`, a wake, or the timeout.
 pub fn futex_wait(word: &crate::primitive::AtomicU32, seen: u32, timeout: std::time::Duration) {
     let ts = libc::timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
@@ -297,12 +298,13 @@ pub fn futex_wait(word: &crate::primitive::AtomicU32, seen: u32, timeout: std::t
     unsafe { libc::syscall(libc::SYS_futex, word as *const _ as *const u32, libc::FUTEX_WAIT, seen, &ts) };
 }
 
+#[cfg(not(loom))]
 pub fn futex_wake_all(word: &crate::primitive::AtomicU32) {
     // SAFETY: waking waits on an address reads nothing.
     unsafe { libc::syscall(libc::SYS_futex, word as *const _ as *const u32, libc::FUTEX_WAKE, i32::MAX) };
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;

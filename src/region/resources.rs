@@ -103,7 +103,7 @@ impl ResourceEntry {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::region::Region;

@@ -122,9 +122,9 @@ impl Region {
         Some(handle_of(index, word))
     }
 
-    /// Ends a task; `keep` = this thread may want the slot again soon. False for a stale handle.
-    pub fn end_task(&self, handle: u64, keep: bool) -> bool {
-        let Some(slot) = self.task(handle) else { return false };
+    /// Ends a task of this process; `keep` = this thread may want the slot again soon. False for a stale or foreign handle.
+    pub fn end_task(&self, me: ProcessId, handle: u64, keep: bool) -> bool {
+        let Some(slot) = self.own_task(me.pid, handle) else { return false };
         let h = self.header();
         self.end_request(slot, 0);
         slot.trace.clear(h.clock.event_ns());
@@ -139,6 +139,13 @@ impl Region {
     pub fn task(&self, handle: u64) -> Option<&TaskSlot> {
         let slot = self.tasks().get(index_of(handle))?;
         (slot.state.load(Acquire) == active_word(handle)).then_some(slot)
+    }
+
+    /// The same, if the task belongs to process `pid`: only its owner may write into it. A child that kept a handle of
+    /// its parent's must not.
+    #[inline(always)]
+    pub fn own_task(&self, pid: u32, handle: u64) -> Option<&TaskSlot> {
+        self.task(handle).filter(|slot| slot.owner.pid.load(Relaxed) == pid)
     }
 
     #[inline(always)]
@@ -234,7 +241,7 @@ fn reap_slot<S: Slot>(slot: &S, now_ns: u64, dead: &mut impl FnMut(ProcessId) ->
     true
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -247,7 +254,7 @@ mod tests {
         let (r, me) = region();
         let a = r.begin_task(me, 1, 0).unwrap();
         assert!(r.task(a).is_some());
-        assert!(r.end_task(a, false) && !r.end_task(a, false), "the second free does nothing");
+        assert!(r.end_task(me, a, false) && !r.end_task(me, a, false), "the second free does nothing");
         let b = r.begin_task(me, 2, 0).unwrap();
         assert!(r.task(a).is_none() && a != b);
         for rubbish in [0, 1, 7, u64::MAX, a ^ (1 << 63), INDEX_MASK] {
@@ -256,18 +263,31 @@ mod tests {
     }
 
     #[test]
+    fn a_foreign_or_earlier_lifes_handle_is_refused() {
+        let (r, me) = region();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        let other = ProcessId { pid: me.pid + 1, ..me };
+        assert!(r.own_task(other.pid, a).is_none() && !r.end_task(other, a, false));
+        assert!(r.own_task(me.pid, a).is_some());
+        let (next_life, _) = region();
+        let b = next_life.begin_task(me, 1, 0).unwrap();
+        assert_ne!(a, b);
+        assert!(next_life.task(a).is_none() && r.task(b).is_none());
+    }
+
+    #[test]
     fn a_thread_gets_its_slot_again_and_others_take_it_when_full() {
         let (r, me) = region();
         let a = r.begin_task(me, 1, 0).unwrap();
-        r.end_task(a, true);
+        r.end_task(me, a, true);
         let b = r.begin_task(me, 2, a).unwrap();
         assert_eq!(index_of(a), index_of(b));
-        r.end_task(b, true);
+        r.end_task(me, b, true);
         let others: Vec<u64> = (0..16).map(|k| r.begin_task(me, k, 0).unwrap()).collect();
         assert_eq!(r.begin_task(me, 99, b), None, "its cached slot has gone, the table is full");
         assert_eq!(r.header().counters.tasks_untracked.load(Relaxed), 1);
         for t in others {
-            assert!(r.end_task(t, false));
+            assert!(r.end_task(me, t, false));
         }
         assert!(r.begin_task(me, 1, 0).is_some());
     }
@@ -298,12 +318,46 @@ mod tests {
                         let key = k << 32 | i;
                         let Some(t) = r.begin_task(me, key, cached) else { continue };
                         assert_eq!(r.task(t).unwrap().key.load(Relaxed), key);
-                        assert!(r.end_task(t, i % 3 != 0));
+                        assert!(r.end_task(me, t, i % 3 != 0));
                         cached = t;
                     }
                 });
             }
         });
         assert_eq!(r.live_tasks().count(), 0);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    struct OneSlot(AtomicU64);
+
+    impl Slot for OneSlot {
+        fn state(&self) -> &AtomicU64 {
+            &self.0
+        }
+        fn owner(&self) -> &Owner {
+            unreachable!("claiming does not ask for the owner")
+        }
+        fn trace(&self) -> &Trace {
+            unreachable!("claiming does not ask for the trace")
+        }
+    }
+
+    /// Two that want one free slot: one gets it, under a new generation.
+    #[test]
+    fn a_slot_is_claimed_once() {
+        loom::model(|| {
+            let slot = Arc::new(OneSlot(AtomicU64::new(FREE)));
+            let other = slot.clone();
+            let thread = loom::thread::spawn(move || claim(&*other, FREE));
+            let mine = claim(&*slot, FREE);
+            let theirs = thread.join().unwrap();
+            assert!(mine.is_some() ^ theirs.is_some());
+            assert_eq!(mine.or(theirs), Some(1 << STATE_BITS | CLAIMED));
+        });
     }
 }

@@ -98,7 +98,7 @@ impl Region {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::region::owner::ProcessId;
@@ -112,7 +112,7 @@ mod tests {
         let r = Region::anonymous(16, 16).unwrap();
         let me = ProcessId::current();
         let t = r.begin_task(me, 1, 0).unwrap();
-        assert!(r.end_task(t, false));
+        assert!(r.end_task(ProcessId::current(), t, false));
         assert_eq!(completions(&r, 0), 1);
 
         let t = r.begin_task(me, 1, 0).unwrap();
@@ -124,7 +124,7 @@ mod tests {
             r.end_request(slot, 0);
             r.end_request(slot, 0);
         }
-        r.end_task(t, false);
+        r.end_task(ProcessId::current(), t, false);
         assert_eq!((completions(&r, 0), completions(&r, 2)), (1, 3));
     }
 
@@ -148,7 +148,7 @@ mod tests {
         let r = Region::anonymous(16, 16).unwrap();
         let t = r.begin_task(ProcessId::current(), 1, 0).unwrap();
         r.task(t).unwrap().set_flag(FLAG_BACKGROUND, true);
-        r.end_task(t, false);
+        r.end_task(ProcessId::current(), t, false);
         assert_eq!(completions(&r, 0), 0);
     }
 }

@@ -48,21 +48,23 @@ describe(const atropos_cancel_info *info, char *buf, size_t size)
 static void
 raise_cancel(const atropos_cancel_info *info, int level, int code, const char *message, const char *hint)
 {
+	bool		by_hand = info->resource == 0;
 	char		what[128],
 				why[256];
 
-	if (info->resource == 0)	/* asked for by hand */
+	if (by_hand)
 		snprintf(why, sizeof(why), "%s", info->reason);
 	else
 		snprintf(why, sizeof(why), "this session held, or was first in line for, %s for %.0f ms while %u others waited for it",
 				 describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims);
 	ereport(level,
 			(errcode(code),
-			 errmsg_internal("%s", message),
+			 errmsg_internal("%s due to %s", message, by_hand ? "administrator request" :
+							 level == FATAL ? "an idle transaction that blocks others" : "resource overload"),
 			 errdetail("Atropos: %s (statement " UINT64_FORMAT ").", why, info->scope),
 			 errdetail_log("Atropos: %s (statement " UINT64_FORMAT ", decision " UINT64_FORMAT "): %s", why, info->scope,
 						   info->decision_id, info->reason),
-			 errhint("%s", hint)));
+			 by_hand ? 0 : errhint("%s", hint)));
 }
 
 static void
@@ -86,7 +88,7 @@ on_interrupts(bool reading_command)
 			return;
 		atropos_task_cancel_acknowledge(atp_self.task, info.scope);
 		raise_cancel(&info, FATAL, ERRCODE_IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
-					 "terminating connection due to an idle transaction that blocks others",
+					 "terminating connection",
 					 "Commit or roll back before leaving a transaction idle. An administrator can exempt a role with "
 					 "\"atropos.protect_roles\", or all idle transactions with \"atropos.terminate_idle_in_transaction\".");
 	}
@@ -105,7 +107,7 @@ on_interrupts(bool reading_command)
 	atropos_task_cancel_acknowledge(atp_self.task, info.scope);
 	LockErrorCleanup();
 	raise_cancel(&info, ERROR, ERRCODE_QUERY_CANCELED,
-				 MyBackendType == B_AUTOVAC_WORKER ? "canceling autovacuum task" : "canceling statement due to resource overload",
+				 MyBackendType == B_AUTOVAC_WORKER ? "canceling autovacuum task" : "canceling statement",
 				 "Retry later, in smaller steps or outside busy hours. An administrator can exempt a role with "
 				 "\"atropos.protect_roles\".");
 }

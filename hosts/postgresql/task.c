@@ -261,8 +261,14 @@ on_activity(BackendState state)
 		if (atropos_trace_is_on())
 			on_running();
 	}
-	else if (atp_self.in_request)
-		end_request(atp_self.failed || state == STATE_IDLEINTRANSACTION_ABORTED);
+	else
+	{
+		if (atp_self.in_request)
+			end_request(atp_self.failed || state == STATE_IDLEINTRANSACTION_ABORTED);
+		/* Nothing could act on its cancel: let the choice fall on somebody else. */
+		if (state == STATE_IDLEINTRANSACTION && !atp_terminate_idle_in_transaction)
+			close_window();
+	}
 }
 
 /*

@@ -262,7 +262,9 @@ impl Process {
     /// Begins a task for the calling thread.
     pub fn create(&self, key: u64, bind_it: bool) -> u64 {
         let cached = if bind_it { BOUND.with(|b| b.cached.get()) } else { 0 };
-        let Some(task) = self.region.begin_task(self.me, key, cached) else { return 0 };
+        let Some(task) = self.region.begin_task(self.me, key, cached) else {
+            return 0;
+        };
         if bind_it {
             bind(self.region, task);
         }
@@ -285,7 +287,9 @@ impl Process {
     }
 
     pub fn attach(&self, task: u64) -> u64 {
-        let Some(worker) = self.region.attach(self.me, task) else { return 0 };
+        let Some(worker) = self.region.attach(self.me, task) else {
+            return 0;
+        };
         if let (Some(slot), Some(w)) = (self.region.task(task), self.region.worker(worker)) {
             set_bound(self.region, task, slot, &w.trace);
         }

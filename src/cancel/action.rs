@@ -1,7 +1,7 @@
 //! The host's callbacks, kept per process: function pointers never enter shared memory.
 
-use crate::capi::{atropos_cancel_request, atropos_edge};
 use crate::cancel::mailbox::Request;
+use crate::capi::{atropos_cancel_request, atropos_edge};
 use crate::control::window::{Edge, EdgeKind};
 use crate::error::{Code, Error, Result};
 use crate::primitive::{AtomicU32, AtomicUsize, Ordering};
@@ -103,7 +103,9 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()>
 
 /// Asks the host who blocks whom. (edges, how many there were in all)
 pub fn edges(max: usize) -> (Vec<Edge>, usize) {
-    let Some((function, argument)) = EDGES.get() else { return (Vec::new(), 0) };
+    let Some((function, argument)) = EDGES.get() else {
+        return (Vec::new(), 0);
+    };
     let empty = atropos_edge { waiter: 0, blocker: 0, resource: 0, kind: 0, instance: 0 };
     let mut buffer = vec![empty; max];
     // SAFETY: `function` was given as an atropos_edge_fn; the buffer has `max` places.

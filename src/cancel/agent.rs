@@ -26,7 +26,8 @@ impl Region {
             return Ok(agent);
         }
         for agent in &self.header().agents {
-            if agent.word.load(Relaxed) == 0 && agent.word.compare_exchange(0, word_of(me.pid), AcqRel, Relaxed).is_ok() {
+            if agent.word.load(Relaxed) == 0 && agent.word.compare_exchange(0, word_of(me.pid), AcqRel, Relaxed).is_ok()
+            {
                 agent.start_ticks.store(me.start_ticks, Release);
                 return Ok(agent);
             }
@@ -34,13 +35,18 @@ impl Region {
         self.header().counters.agents_refused.fetch_add(1, Relaxed);
         Err(Error::new(
             Code::Full,
-            format!("all {} agent places are taken: actions of this process run only if the controller leads here", self.header().agents.len()),
+            format!(
+                "all {} agent places are taken: actions of this process run only if the controller leads here",
+                self.header().agents.len()
+            ),
         ))
     }
 
     /// Wakes the agent of process `pid`; false if it has none.
     pub fn ring(&self, pid: u32) -> bool {
-        let Some(agent) = self.agent_of(pid) else { return false };
+        let Some(agent) = self.agent_of(pid) else {
+            return false;
+        };
         agent.doorbell.fetch_add(1, Release);
         futex_wake_all(&agent.doorbell);
         true
@@ -54,7 +60,9 @@ impl Region {
                 continue;
             }
             // The action runs for the scope in the mailbox; whether that is still the task's is for the owner to say.
-            let Some(request) = slot.standing_request() else { continue };
+            let Some(request) = slot.standing_request() else {
+                continue;
+            };
             match action::run(handle, slot.key.load(Relaxed), me.pid, &request) {
                 Ok(()) => ran += 1,
                 Err(e) if e.code == Code::Unsupported => {}

@@ -81,7 +81,8 @@ mod tests {
         let r = Region::anonymous(16, 16).unwrap();
         let t = r.begin_task(ProcessId::current(), 1, 0).unwrap();
         let slot = r.task(t).unwrap();
-        let request = Request { scope: slot.scope.load(Relaxed), reason: "held the lock".into(), rung: 1, ..Default::default() };
+        let request =
+            Request { scope: slot.scope.load(Relaxed), reason: "held the lock".into(), rung: 1, ..Default::default() };
         assert_eq!(slot.standing_request(), None);
         slot.mailbox.post(&request);
         assert!(slot.cancel_requested());

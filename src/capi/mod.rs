@@ -184,10 +184,12 @@ pub struct atropos_cancel_info {
 }
 
 /// 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated).
-pub type atropos_cancel_fn = Option<unsafe extern "C" fn(req: *const atropos_cancel_request, arg: *mut c_void) -> c_int>;
+pub type atropos_cancel_fn =
+    Option<unsafe extern "C" fn(req: *const atropos_cancel_request, arg: *mut c_void) -> c_int>;
 /// Fills at most `max` edges and returns how many there are. Called only while an overload is suspected, by the thread
 /// that runs the controller.
-pub type atropos_edge_fn = Option<unsafe extern "C" fn(edges: *mut atropos_edge, max: usize, arg: *mut c_void) -> usize>;
+pub type atropos_edge_fn =
+    Option<unsafe extern "C" fn(edges: *mut atropos_edge, max: usize, arg: *mut c_void) -> usize>;
 /// Level: 1 error, 2 warning, 3 notice, 4 debug. Called only by threads inside init, reload, tick, controller or agent.
 pub type atropos_log_fn = Option<unsafe extern "C" fn(level: c_int, message: *const c_char, arg: *mut c_void)>;
 /// One recorded decision as a JSON object.
@@ -241,7 +243,9 @@ unsafe fn text_of<'a>(what: &str, text: *const c_char) -> Result<Option<&'a str>
 unsafe fn config_from(base: Config, cfg: *const atropos_config) -> Result<Config> {
     let mut config = base;
     // SAFETY: the caller's promise; `size` is read before anything else, and nothing beyond it.
-    let Some(c) = (unsafe { cfg.as_ref() }) else { return Ok(config) };
+    let Some(c) = (unsafe { cfg.as_ref() }) else {
+        return Ok(config);
+    };
     let expected = std::mem::size_of::<atropos_config>();
     if c.size != expected {
         return Err(Error::new(
@@ -269,7 +273,13 @@ unsafe fn config_from(base: Config, cfg: *const atropos_config) -> Result<Config
     }
     if c.mode != 0 {
         config.mode = Mode::from_u32(c.mode).ok_or_else(|| {
-            Error::new(Code::Config, format!("atropos_config: bad value `{}` for `mode`; allowed: ATROPOS_MODE_OFF, _OBSERVE, _ENFORCE", c.mode))
+            Error::new(
+                Code::Config,
+                format!(
+                    "atropos_config: bad value `{}` for `mode`; allowed: ATROPOS_MODE_OFF, _OBSERVE, _ENFORCE",
+                    c.mode
+                ),
+            )
         })?;
     }
     let numbers = [
@@ -435,7 +445,10 @@ unsafe fn register(name: *const c_char, kind: u32) -> Result<u32> {
     let name = unsafe { text_of("the resource's name", name)? }
         .ok_or_else(|| Error::new(Code::Invalid, "the resource's name is NULL"))?;
     let kind: ResourceKind = kind_from(kind).ok_or_else(|| {
-        Error::new(Code::Invalid, format!("resource {name:?}: type {kind} is none of ATROPOS_LOCK, ATROPOS_MEMORY, ATROPOS_QUEUE"))
+        Error::new(
+            Code::Invalid,
+            format!("resource {name:?}: type {kind} is none of ATROPOS_LOCK, ATROPOS_MEMORY, ATROPOS_QUEUE"),
+        )
     })?;
     process::require()?.region.header().register(name, kind)
 }
@@ -457,7 +470,9 @@ pub unsafe extern "C" fn atropos_edge_source(func: atropos_edge_fn, arg: *mut c_
 pub extern "C" fn atropos_queue_observed(r: atropos_resource_t, waiting: u64, oldest_wait_ns: u64) {
     guard((), || {
         use crate::primitive::Ordering::Relaxed;
-        let Some(process) = process::active() else { return };
+        let Some(process) = process::active() else {
+            return;
+        };
         if let Some(entry) = process.region.header().resource(r) {
             entry.queue_waiting.store(waiting, Relaxed);
             entry.queue_oldest_wait_ns.store(oldest_wait_ns, Relaxed);
@@ -497,7 +512,10 @@ pub unsafe extern "C" fn atropos_set_terminate_action(func: atropos_cancel_fn, a
 
 fn set_action(which: &action::Callback, func: atropos_cancel_fn, arg: *mut c_void, flags: u32) -> Result<()> {
     if flags & !ATROPOS_ACTION_ANYWHERE != 0 {
-        return Err(Error::new(Code::Invalid, format!("action flags {flags:#x}: only ATROPOS_ACTION_ANYWHERE is known")));
+        return Err(Error::new(
+            Code::Invalid,
+            format!("action flags {flags:#x}: only ATROPOS_ACTION_ANYWHERE is known"),
+        ));
     }
     which.set(func.map_or(0, |f| f as usize), arg, flags);
     Ok(())

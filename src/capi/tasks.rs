@@ -97,7 +97,10 @@ pub extern "C" fn atropos_task_set(task: atropos_task_t, what: u32, value: i64) 
             if (low..=high).contains(&value) {
                 Ok(value)
             } else {
-                Err(Error::new(Code::Invalid, format!("atropos_task_set: value {value} for {what}; allowed: {low} to {high}")))
+                Err(Error::new(
+                    Code::Invalid,
+                    format!("atropos_task_set: value {value} for {what}; allowed: {low} to {high}"),
+                ))
             }
         };
         let flag = |flag: u32, invert: bool| {
@@ -165,10 +168,16 @@ pub unsafe extern "C" fn atropos_task_cancel(t: atropos_task_t, scope: u64, reas
 pub unsafe extern "C" fn atropos_task_cancel_info(t: atropos_task_t, info: *mut atropos_cancel_info) -> c_int {
     guard(0, || {
         let Some(process) = active() else { return 0 };
-        let Some(slot) = process.task(t) else { return 0 };
-        let Some(request) = slot.standing_request() else { return 0 };
+        let Some(slot) = process.task(t) else {
+            return 0;
+        };
+        let Some(request) = slot.standing_request() else {
+            return 0;
+        };
         // SAFETY: the caller's promise.
-        let Some(info) = (unsafe { info.as_mut() }) else { return 1 };
+        let Some(info) = (unsafe { info.as_mut() }) else {
+            return 1;
+        };
         if info.size != std::mem::size_of::<atropos_cancel_info>() {
             remember("atropos_cancel_info.size is not sizeof(atropos_cancel_info)");
             return 0;

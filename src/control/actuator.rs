@@ -9,7 +9,9 @@ use crate::region::Region;
 
 /// Posts `request` to the task and its children and has their actions run.
 pub fn deliver(region: &Region, me: ProcessId, task: u64, request: &Request) {
-    let Some(slot) = region.task(task) else { return };
+    let Some(slot) = region.task(task) else {
+        return;
+    };
     tell(region, me, task, slot, request);
     for (child, slot) in region.live_tasks() {
         if child != task && slot.parent.load(Relaxed) != 0 && super::collect::family_head(region, child) == task {
@@ -38,7 +40,9 @@ fn tell(region: &Region, me: ProcessId, task: u64, slot: &TaskSlot, request: &Re
 
 /// Is there something to escalate to for a task of `owner`?
 pub fn can_terminate(region: &Region, me: ProcessId, task: u64) -> bool {
-    let Some(slot) = region.task(task) else { return false };
+    let Some(slot) = region.task(task) else {
+        return false;
+    };
     let pid = slot.owner.get().pid;
     TERMINATE.anywhere() || (pid == me.pid && TERMINATE.is_set()) || (pid != me.pid && region.agent_of(pid).is_some())
 }
@@ -52,7 +56,9 @@ pub fn withdraw(region: &Region, task: u64, scope: u64) {
 
 /// Has the scope ended, or is the task idle and holds nothing any more?
 pub fn is_over(region: &Region, task: u64, scope: u64) -> bool {
-    let Some(slot) = region.task(task) else { return true };
+    let Some(slot) = region.task(task) else {
+        return true;
+    };
     let idle = slot.request_start_ns.load(Acquire) == 0 && slot.trace.occupied.load(Acquire) == 0;
     // A new scope in which the old holdings live on (the next statement of a transaction) is not the end of them, but
     // it is the end of what may be cancelled.

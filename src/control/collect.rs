@@ -101,7 +101,8 @@ impl Collector {
             let start = slot.request_start_ns.load(Acquire);
             let in_request = live && start != 0 && start >= since_ns;
             let flags = slot.flags.load(Relaxed);
-            let age_ns = if in_request { now_ns.saturating_sub(start).saturating_sub(slot.client_ns(now_ns)) } else { 0 };
+            let age_ns =
+                if in_request { now_ns.saturating_sub(start).saturating_sub(slot.client_ns(now_ns)) } else { 0 };
             exec_ns = exec_ns.wrapping_add(age_ns);
             sample.slot_exec_ns.push(exec_ns);
             self.add_totals(&slot.trace, &mut sample.resources);

@@ -322,7 +322,9 @@ impl Controller {
     ) {
         let considered = considered(window, estimate, choice);
         for pick in &choice.picks {
-            let Some(slot) = region.task(pick.task) else { continue };
+            let Some(slot) = region.task(pick.task) else {
+                continue;
+            };
             let name = |id| region.header().resource(id).map_or(String::new(), |e| e.name());
             let mut decision = Decision {
                 state: "overload",
@@ -377,7 +379,14 @@ impl Controller {
     }
 
     /// A decision about `task` with everything that is not evidence.
-    fn blank(&self, region: &Region, task: u64, scope: u64, slot: &crate::region::layout::TaskSlot, now_ns: u64) -> Decision {
+    fn blank(
+        &self,
+        region: &Region,
+        task: u64,
+        scope: u64,
+        slot: &crate::region::layout::TaskSlot,
+        now_ns: u64,
+    ) -> Decision {
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Decision {
             id: next_id(region),
@@ -435,7 +444,9 @@ impl Controller {
         let asked: Vec<u64> =
             region.live_tasks().filter(|(_, slot)| slot.manual_scope.load(Acquire) != 0).map(|(id, _)| id).collect();
         for task in asked {
-            let Some(slot) = region.task(task) else { continue };
+            let Some(slot) = region.task(task) else {
+                continue;
+            };
             let scope = slot.manual_scope.swap(0, AcqRel);
             if scope == 0 || scope != slot.scope.load(Acquire) {
                 continue;

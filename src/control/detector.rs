@@ -42,7 +42,10 @@ pub enum State {
     Learning,
     Normal,
     /// Over the objective, not long enough yet.
-    Suspected { since_ns: u64, windows: u32 },
+    Suspected {
+        since_ns: u64,
+        windows: u32,
+    },
     Overload,
 }
 
@@ -112,13 +115,7 @@ struct Look {
 
 impl Detector {
     pub fn new() -> Self {
-        Detector {
-            state: State::Learning,
-            since_ns: 0,
-            calm: 0,
-            classes: BTreeMap::new(),
-            learnt_until_ns: 0,
-        }
+        Detector { state: State::Learning, since_ns: 0, calm: 0, classes: BTreeMap::new(), learnt_until_ns: 0 }
     }
 
     /// A class's baseline, once the class has been seen.
@@ -199,10 +196,9 @@ impl Detector {
     /// Learns what may be learnt and keeps the throughput before and during a breach.
     fn remember(&mut self, window: &Window, looks: &[Look], over: bool) {
         let normal = matches!(self.state, State::Learning | State::Normal) && !over;
-        let lasting = self.state == State::Overload
-            && window.now_ns.saturating_sub(self.since_ns) >= RELEARN_AFTER_NS;
-        let apart = self.learnt_until_ns == 0
-            || window.now_ns.saturating_sub(self.learnt_until_ns) >= window.length_ns.max(1);
+        let lasting = self.state == State::Overload && window.now_ns.saturating_sub(self.since_ns) >= RELEARN_AFTER_NS;
+        let apart =
+            self.learnt_until_ns == 0 || window.now_ns.saturating_sub(self.learnt_until_ns) >= window.length_ns.max(1);
         self.classes.values_mut().for_each(|c| c.seen = false);
         for (class, look) in window.classes.iter().zip(looks) {
             let state = self.classes.entry(class.class).or_default();
@@ -215,8 +211,7 @@ impl Detector {
                 state.recent_per_s = Some(old + RECENT * (look.throughput_per_s - old));
             }
             state.over = look.over;
-            let keeps_up =
-                state.baseline.throughput_per_s().is_some_and(|known| look.throughput_per_s >= FALL * known);
+            let keeps_up = state.baseline.throughput_per_s().is_some_and(|known| look.throughput_per_s >= FALL * known);
             if apart && normal {
                 state.baseline.learn(class, window.length_ns);
             } else if apart && lasting && keeps_up {
@@ -233,9 +228,9 @@ impl Detector {
 
     fn signal(&self, window: &Window, looks: &[Look], breached: bool) -> Signal {
         let ratio = |l: &&Look| l.objective_ns.map_or(0.0, |slo| l.p99_ns as f64 / slo.max(1) as f64);
-        let worst = looks.iter().max_by(|a, b| {
-            a.breached.cmp(&b.breached).then(ratio(a).total_cmp(&ratio(b))).then(b.class.cmp(&a.class))
-        });
+        let worst = looks
+            .iter()
+            .max_by(|a, b| a.breached.cmp(&b.breached).then(ratio(a).total_cmp(&ratio(b))).then(b.class.cmp(&a.class)));
         let worst_class = worst.map_or(0, |l| l.class);
         let ages = || window.classes.iter().flat_map(|c| c.in_flight_age_ns.iter().copied());
         Signal {
@@ -288,8 +283,8 @@ mod tests {
         detector: Detector,
         objective: Objective,
         now_ns: u64,
-        done: Vec<(u64, u64)>,      // (end, latency)
-        in_flight: Vec<u64>,        // begin
+        done: Vec<(u64, u64)>, // (end, latency)
+        in_flight: Vec<u64>,   // begin
     }
 
     impl Server {
@@ -308,8 +303,7 @@ mod tests {
             self.done.retain(|d| d.0 + 100 * MS > self.now_ns);
             self.done.iter().for_each(|d| class.latency.record(d.1));
             class.in_flight_age_ns = self.in_flight.iter().map(|b| self.now_ns - b).collect();
-            let window =
-                Window { now_ns: self.now_ns, length_ns: 100 * MS, classes: vec![class], ..Window::default() };
+            let window = Window { now_ns: self.now_ns, length_ns: 100 * MS, classes: vec![class], ..Window::default() };
             self.detector.step(&window, &self.objective)
         }
 
@@ -433,7 +427,8 @@ mod tests {
         let mut d = Detector::new();
         let o = Objective::default();
         let window = |t: u64, fast_ms: u64, slow_ms: u64| {
-            let mut classes = vec![ClassWindow { class: 1, ..Default::default() }, ClassWindow { class: 2, ..Default::default() }];
+            let mut classes =
+                vec![ClassWindow { class: 1, ..Default::default() }, ClassWindow { class: 2, ..Default::default() }];
             (0..100).for_each(|_| classes[0].latency.record(fast_ms * MS));
             (0..100).for_each(|_| classes[1].latency.record(slow_ms * MS));
             Window { now_ns: t * 100 * MS, length_ns: 100 * MS, classes, ..Window::default() }

@@ -266,12 +266,18 @@ impl Estimate {
     /// Everybody a relief helps: freed waiters and those who wait for a pool of which a part comes back.
     pub(super) fn all_victims(&self, relief: &Relief, window: &Window, without: &[u32]) -> Vec<TaskId> {
         let mut victims: Vec<TaskId> = relief.victims.iter().map(|&t| window.tasks[t as usize].id).collect();
-        for &p in &relief.pools {
-            let pool = &self.graph.pools[p as usize];
-            let id = self.resources[pool.resource as usize].id;
-            let waits = |t: &TaskView| t.waits.iter().any(|w| w.resource == id && w.instance == pool.instance);
-            let waiters = window.tasks.iter().enumerate().filter(|(i, t)| !without.contains(&(*i as u32)) && waits(t));
-            victims.extend(waiters.map(|(_, t)| t.id));
+        // One pass over the waits, however many pools come back.
+        let mut pools: Vec<(ResourceId, u64)> = relief
+            .pools
+            .iter()
+            .map(|&p| &self.graph.pools[p as usize])
+            .map(|pool| (self.resources[pool.resource as usize].id, pool.instance))
+            .collect();
+        pools.sort_unstable();
+        if !pools.is_empty() {
+            let waits = |t: &TaskView| t.waits.iter().any(|w| pools.binary_search(&(w.resource, w.instance)).is_ok());
+            let all = window.tasks.iter().enumerate();
+            victims.extend(all.filter(|(i, t)| waits(t) && !without.contains(&(*i as u32))).map(|(_, t)| t.id));
         }
         victims.sort_unstable();
         victims.dedup();
@@ -327,14 +333,7 @@ impl Estimate {
         usual
     }
 
-    fn uses(
-        &self,
-        t: u32,
-        relief: &Relief,
-        window: &Window,
-        completed: &[Option<f64>],
-        usual_ns: &[u64],
-    ) -> Vec<Use> {
+    fn uses(&self, t: u32, relief: &Relief, window: &Window, completed: &[Option<f64>], usual_ns: &[u64]) -> Vec<Use> {
         let g = &self.graph;
         let task = &window.tasks[t as usize];
         // Without a completed fraction as much is taken to remain as is done: gain = usage.
@@ -393,10 +392,12 @@ impl Estimate {
         for (r, &freed) in relief.freed_ns.iter().enumerate().filter(|(_, &freed)| freed > 0) {
             let own = direct.iter().find(|d| d.0 == r as u32).map(|d| d.1.clone());
             // Those who occupy this resource are stuck on the task just as long as its own victims are.
-            let through = (base.1 > 0.0)
-                .then(|| self.new_use(r as u32, base.2, Role::Through, base.0, base.0, base.1, base.1));
+            let through =
+                (base.1 > 0.0).then(|| self.new_use(r as u32, base.2, Role::Through, base.0, base.0, base.1, base.1));
             let best = match (own, through) {
-                (Some(own), Some(through)) if own.role == Role::Occupies && through.gain_ns > own.gain_ns => Some(through),
+                (Some(own), Some(through)) if own.role == Role::Occupies && through.gain_ns > own.gain_ns => {
+                    Some(through)
+                }
                 (Some(own), _) => Some(own),
                 (None, through) => through,
             };

@@ -92,8 +92,10 @@ impl<T> Default for Rows<T> {
 
 impl<T> Rows<T> {
     /// `pairs` = (row, item); the order inside a row is kept.
-    fn new(rows: usize, mut pairs: Vec<(u32, T)>) -> Self {
-        pairs.sort_by_key(|p| p.0);
+    fn new(rows: usize, pairs: Vec<(u32, T)>) -> Self
+    where
+        T: Copy,
+    {
         let mut start = vec![0u32; rows + 1];
         for (row, _) in &pairs {
             start[*row as usize + 1] += 1;
@@ -101,7 +103,15 @@ impl<T> Rows<T> {
         for i in 0..rows {
             start[i + 1] += start[i];
         }
-        Rows { start, items: pairs.into_iter().map(|p| p.1).collect() }
+        let Some(&(_, any)) = pairs.first() else { return Rows { start, items: Vec::new() } };
+        let mut items = vec![any; pairs.len()];
+        let mut next = start.clone();
+        for (row, item) in pairs {
+            let at = &mut next[row as usize];
+            items[*at as usize] = item;
+            *at += 1;
+        }
+        Rows { start, items }
     }
 
     pub fn row(&self, row: u32) -> &[T] {
@@ -180,6 +190,11 @@ impl<K: Ord + Copy> Index<K> {
     }
 }
 
+/// Orders by resource, then instance, then the third: one comparison instead of three.
+fn key(resource: u32, instance: u64, third: u32) -> u128 {
+    (resource as u128) << 96 | (instance as u128) << 32 | third as u128
+}
+
 /// `a * b / c` without overflow; 0 when `c` is 0.
 pub(super) fn scale(a: u64, b: u64, c: u64) -> u64 {
     if c == 0 {
@@ -216,7 +231,9 @@ impl Graph {
             let has_edges = edges.of(t).next().is_some();
             let first = g.waits.len() as u32;
             for wait in &task.waits {
-                let Some(r) = resources.get(wait.resource) else { continue };
+                let Some(r) = resources.get(wait.resource) else {
+                    continue;
+                };
                 let kind = kind_of(r);
                 let clipped_ns = clip(wait.waited_ns, window);
                 if kind != ResourceKind::Lock {
@@ -246,7 +263,7 @@ impl Graph {
         g.waits_of = Rows::new(tasks, wait_pairs);
 
         // Holders of the waited-for locks, and of the contended pools.
-        keyed.sort_unstable();
+        keyed.sort_unstable_by_key(|k| key(k.0, k.1, k.2));
         let mut groups: Vec<(u32, u64)> = keyed.iter().map(|k| (k.0, k.1)).collect();
         groups.dedup();
         let mut holders: Vec<(u32, u32, u64)> = Vec::new(); // (group, task, held_ns)
@@ -255,7 +272,9 @@ impl Graph {
         for (t, task) in window.tasks.iter().enumerate() {
             for h in &task.holdings {
                 oldest_hold_ns[t] = oldest_hold_ns[t].max(h.held_ns);
-                let Some(r) = resources.get(h.resource) else { continue };
+                let Some(r) = resources.get(h.resource) else {
+                    continue;
+                };
                 match kind_of(r) {
                     ResourceKind::Lock => {
                         if let Ok(group) = groups.binary_search(&(r, h.instance)) {
@@ -288,8 +307,7 @@ impl Graph {
     }
 
     fn push_edge_barrier(&mut self, edges: &EdgeIndex, waiter: u32, waits: Vec<u32>, resources: &Index<u32>) {
-        let mut barrier =
-            Barrier { resource: None, instance: 0, blockers: Vec::new(), untracked: false, waits };
+        let mut barrier = Barrier { resource: None, instance: 0, blockers: Vec::new(), untracked: false, waits };
         for e in edges.of(waiter) {
             if barrier.resource.is_none() {
                 barrier.resource = resources.get(e.resource);
@@ -358,8 +376,8 @@ impl Graph {
         lost_ns: &[u64],
         window: &Window,
     ) {
-        holders.sort_unstable();
-        waits.sort_unstable();
+        holders.sort_unstable_by_key(|h| key(h.0, h.1, h.2));
+        waits.sort_unstable_by_key(|w| key(w.0, w.1, 0));
         let mut total_of = vec![0u64; window.resources.len()];
         for h in &holders {
             total_of[h.0 as usize] = total_of[h.0 as usize].saturating_add(h.3);
@@ -463,9 +481,8 @@ impl Graph {
             }
             let state = if self.blocked[t as usize] { Gone::QueueOnly } else { Gone::Yes };
             s.task[t as usize] = (stamp, state);
-            bars_to_hit.extend(
-                self.bars.row(t).iter().filter(|b| state == Gone::Yes || b.1 == EdgeKind::Queued).map(|b| b.0),
-            );
+            bars_to_hit
+                .extend(self.bars.row(t).iter().filter(|b| state == Gone::Yes || b.1 == EdgeKind::Queued).map(|b| b.0));
         }
         let mut next = 0;
         while next < bars_to_hit.len() {
@@ -540,11 +557,8 @@ impl Graph {
             for part in self.parts.row(t) {
                 let pool = &self.pools[part.pool as usize];
                 let queue = self.queue[pool.resource as usize];
-                let counts = if queue {
-                    own || self.blocked[t as usize]
-                } else {
-                    own && monopolises(part.amount, pool)
-                };
+                let counts =
+                    if queue { own || self.blocked[t as usize] } else { own && monopolises(part.amount, pool) };
                 if counts && pool.lost_ns > 0 {
                     if s.pool_freed[part.pool as usize] == 0 {
                         touched.push(part.pool);
@@ -618,6 +632,7 @@ fn take_while<'a, T>(items: &'a [T], at: &mut usize, same: impl Fn(&T) -> bool) 
     &items[start..*at]
 }
 
+#[derive(Clone, Copy)]
 struct DenseEdge {
     blocker: u32,
     kind: EdgeKind,

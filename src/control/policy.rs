@@ -154,7 +154,9 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
     let mut rejected = c.explain(&rated, &[]);
     let mut picks: Vec<(u32, Pick)> = Vec::new();
     while picks.len() < budget_left.min(MAX_PICKS) && c.contended() {
-        let Some(best) = c.best_of(&mut rated) else { break };
+        let Some(best) = c.best_of(&mut rated) else {
+            break;
+        };
         let pick = c.take(&rated[best], picks.last().map(|_| &picks[..]));
         picks.push((rated[best].candidate.index as u32, pick));
         if picks.len() == 1 {
@@ -174,8 +176,11 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
             Some(r) => format!("no candidate qualifies; the nearest, task {}: {}", r.task, r.why),
         };
     } else if gives < params.min_relief {
-        nobody_because =
-            format!("the best choice would give back {}, less than min_relief {}", percent(gives), percent(params.min_relief));
+        nobody_because = format!(
+            "the best choice would give back {}, less than min_relief {}",
+            percent(gives),
+            percent(params.min_relief)
+        );
         picks.clear();
         c.reset();
     }
@@ -390,8 +395,7 @@ impl<'a> Chooser<'a> {
 
     /// The best of those rated, with the reason against each.
     fn explain(&self, rated: &[Rated], without: &[u32]) -> Vec<Rejected> {
-        let mut best: Vec<&Rated> =
-            rated.iter().filter(|r| !without.contains(&(r.candidate.index as u32))).collect();
+        let mut best: Vec<&Rated> = rated.iter().filter(|r| !without.contains(&(r.candidate.index as u32))).collect();
         best.sort_by(|a, b| {
             b.score
                 .total_cmp(&a.score)
@@ -456,12 +460,20 @@ fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, victims
     let since = duration(u.usage_ns as f64);
     let does = match (u.role, r.kind) {
         (Role::Holds, ResourceKind::Memory) => {
-            format!("holds {} units of {what}, {} of the relievable contention, while {tasks} wait", u.usage, percent(u.share))
+            format!(
+                "holds {} units of {what}, {} of the relievable contention, while {tasks} wait",
+                u.usage,
+                percent(u.share)
+            )
         }
         (Role::Holds, _) => format!("has held {what} for {since} while {tasks} wait for it"),
         (Role::Bars, _) => format!("has waited for {what} for {since} and bars {tasks} behind it"),
-        (Role::Occupies, _) => format!("has occupied a server of {what} for {since} while {tasks} wait"),
-        (Role::Through, _) => format!("has blocked those who occupy {what} for {since} while {tasks} wait"),
+        (Role::Occupies, _) => {
+            format!("has occupied a server of {what} for {since} while {tasks} wait")
+        }
+        (Role::Through, _) => {
+            format!("has blocked those who occupy {what} for {since} while {tasks} wait")
+        }
     };
     let ahead = match (c.progress, task.in_request) {
         (_, false) => "idle, its client may never end it".to_string(),

@@ -311,9 +311,7 @@ pub const FLAG_IMPLICIT_REQUEST: u32 = 16;
 
 /// Bytes of a region with these table sizes.
 pub const fn region_bytes(max_tasks: u32, max_workers: u32) -> usize {
-    size_of::<Header>()
-        + max_tasks as usize * size_of::<TaskSlot>()
-        + max_workers as usize * size_of::<WorkerSlot>()
+    size_of::<Header>() + max_tasks as usize * size_of::<TaskSlot>() + max_workers as usize * size_of::<WorkerSlot>()
 }
 
 // loom's atomics have other sizes.

@@ -134,9 +134,7 @@ impl Region {
     }
 
     fn open(path: &Path, write: bool) -> Result<Region> {
-        let refuse = |why: String| {
-            Error::new(Code::Region, format!("region file {}: {why}", path.display()))
-        };
+        let refuse = |why: String| Error::new(Code::Region, format!("region file {}: {why}", path.display()));
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(write)
@@ -150,7 +148,10 @@ impl Region {
         // SAFETY: geteuid cannot fail.
         let me = unsafe { libc::geteuid() };
         if meta.uid() != me {
-            return Err(refuse(format!("wrong owner: uid {}, expected {me}; remove it or choose another region_path", meta.uid())));
+            return Err(refuse(format!(
+                "wrong owner: uid {}, expected {me}; remove it or choose another region_path",
+                meta.uid()
+            )));
         }
         if meta.mode() & 0o777 != 0o600 {
             return Err(refuse(format!(
@@ -193,7 +194,13 @@ impl Region {
         Ok(region)
     }
 
-    fn map(file: Option<&std::fs::File>, bytes: usize, max_tasks: u32, max_workers: u32, write: bool) -> Result<Region> {
+    fn map(
+        file: Option<&std::fs::File>,
+        bytes: usize,
+        max_tasks: u32,
+        max_workers: u32,
+        write: bool,
+    ) -> Result<Region> {
         let protection = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
         let (flags, fd) = match file {
             Some(f) => (libc::MAP_SHARED, f.as_raw_fd()),

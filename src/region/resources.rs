@@ -66,10 +66,7 @@ impl Header {
             }
         }
         self.counters.resources_refused.fetch_add(1, Relaxed);
-        Err(Error::new(
-            Code::Full,
-            format!("resource {name:?}: all {} places are taken", MAX_RESOURCES - 1),
-        ))
+        Err(Error::new(Code::Full, format!("resource {name:?}: all {} places are taken", MAX_RESOURCES - 1)))
     }
 
     fn claim(&self, entry: &ResourceEntry, seen: u64, pid: u32) -> bool {

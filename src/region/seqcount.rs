@@ -15,15 +15,26 @@ impl SeqCount {
         SeqCount(AtomicU64::new(0))
     }
 
-    /// Runs `write`, whose stores must all be Relaxed stores to atomics guarded by this counter. Owner only.
+    /// A write begins; give the result to `end`. In between only Relaxed stores to what the counter guards. Owner only.
     #[inline(always)]
-    pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
+    pub fn begin(&self) -> u64 {
         // A writer that died half-way leaves an odd count; its slot's next owner starts from the next even one.
         let seq = self.0.load(Ordering::Relaxed) & !1;
         self.0.store(seq + 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        let result = write();
+        seq
+    }
+
+    #[inline(always)]
+    pub fn end(&self, seq: u64) {
         self.0.store(seq + 2, Ordering::Release);
+    }
+
+    /// Runs `write` between `begin` and `end`.
+    pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
+        let seq = self.begin();
+        let result = write();
+        self.end(seq);
         result
     }
 
@@ -72,8 +83,7 @@ mod loom_tests {
                     }
                 })
             };
-            let pair =
-                shared.0.read(2, || (shared.1.load(Ordering::Relaxed), shared.2.load(Ordering::Relaxed)));
+            let pair = shared.0.read(2, || (shared.1.load(Ordering::Relaxed), shared.2.load(Ordering::Relaxed)));
             if let Some((a, b)) = pair {
                 assert_eq!(a, b);
             }

@@ -124,7 +124,9 @@ impl Region {
 
     /// Ends a task of this process; `keep` = this thread may want the slot again soon. False for a stale or foreign handle.
     pub fn end_task(&self, me: ProcessId, handle: u64, keep: bool) -> bool {
-        let Some(slot) = self.own_task(me.pid, handle) else { return false };
+        let Some(slot) = self.own_task(me.pid, handle) else {
+            return false;
+        };
         let h = self.header();
         self.end_request(slot, 0);
         slot.trace.clear(h.clock.event_ns());
@@ -171,7 +173,9 @@ impl Region {
     }
 
     pub fn detach(&self, worker: u64) -> bool {
-        let Some(slot) = self.worker(worker) else { return false };
+        let Some(slot) = self.worker(worker) else {
+            return false;
+        };
         slot.trace.clear(self.header().clock.event_ns());
         let word = active_word(worker);
         slot.state.compare_exchange(word, word & !((1 << STATE_BITS) - 1) | FREE, AcqRel, Relaxed).is_ok()
@@ -316,7 +320,9 @@ mod tests {
                     let mut cached = 0;
                     for i in 0..20_000 {
                         let key = k << 32 | i;
-                        let Some(t) = r.begin_task(me, key, cached) else { continue };
+                        let Some(t) = r.begin_task(me, key, cached) else {
+                            continue;
+                        };
                         assert_eq!(r.task(t).unwrap().key.load(Relaxed), key);
                         assert!(r.end_task(me, t, i % 3 != 0));
                         cached = t;

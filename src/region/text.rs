@@ -52,7 +52,9 @@ mod tests {
     #[test]
     fn round_trip_and_cut_at_a_character() {
         let words: [AtomicU64; 2] = Default::default();
-        for (text, want) in [("", ""), ("lock", "lock"), ("0123456789abcdefgh", "0123456789abcde"), ("äöüäöüäöü", "äöüäöüä")] {
+        for (text, want) in
+            [("", ""), ("lock", "lock"), ("0123456789abcdefgh", "0123456789abcde"), ("äöüäöüäöü", "äöüäöüä")]
+        {
             store_words(&words, text);
             assert_eq!(load_words(&words), want);
         }

@@ -184,7 +184,11 @@ impl Decision {
 
     /// One line for people.
     pub fn words(&self) -> String {
-        let who = if self.label.is_empty() { format!("task {}", self.key) } else { format!("task {} ({})", self.key, self.label) };
+        let who = if self.label.is_empty() {
+            format!("task {}", self.key)
+        } else {
+            format!("task {} ({})", self.key, self.label)
+        };
         let what = match self.outcome {
             Outcome::WouldCancel => format!("would cancel {who} (observe mode)"),
             Outcome::Requested => format!("cancels {who}"),

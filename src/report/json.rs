@@ -114,7 +114,10 @@ mod tests {
             .bool("e", true)
             .raw("f", &inner)
             .end();
-        assert_eq!(text, "{\"a\":\"say \\\"hi\\\"\\\\\\n\\u0001ü\",\"b\":-3,\"c\":0.25,\"d\":null,\"e\":true,\"f\":[1,null]}");
+        assert_eq!(
+            text,
+            "{\"a\":\"say \\\"hi\\\"\\\\\\n\\u0001ü\",\"b\":-3,\"c\":0.25,\"d\":null,\"e\":true,\"f\":[1,null]}"
+        );
         assert_eq!(Json::object().end(), "{}");
         assert_eq!((number(3.0), number(0.0)), ("3".into(), "0".into()));
     }

@@ -50,34 +50,35 @@ impl Trace {
             return;
         }
         let amount = amount.min(MAX_AMOUNT);
-        self.seq.write(|| {
-            if self.wait_resource.load(Relaxed) == resource {
-                self.close_wait(now_ns);
-            }
-            self.touch(resource);
-            let acquired = &self.cells[resource as usize].acquired;
-            acquired.store(acquired.load(Relaxed).wrapping_add(amount), Relaxed);
-            match self.find(resource, instance) {
-                Ok(i) => {
-                    // A leftover from before tracing was turned on is a new holding.
-                    let stale = self.held_since_ns[i].load(Relaxed) < tracing_since_ns;
-                    let had = if stale { 0 } else { self.held_amount[i].load(Relaxed) };
-                    if stale {
-                        self.held_since_ns[i].store(now_ns, Relaxed);
-                    }
-                    self.held_amount[i].store(had + amount, Relaxed);
-                }
-                Err((first, free)) if free != 0 => {
-                    let i = (first + free.trailing_zeros() as usize) & (HOLDINGS - 1);
-                    self.held_resource[i].store(resource as u8, Relaxed);
-                    self.held_instance[i].store(instance, Relaxed);
+        // Spelt out, here and below: a closure would not be inlined, and this is the hot path.
+        let seq = self.seq.begin();
+        if self.wait_resource.load(Relaxed) == resource {
+            self.close_wait(now_ns);
+        }
+        self.touch(resource);
+        let acquired = &self.cells[resource as usize].acquired;
+        acquired.store(acquired.load(Relaxed).wrapping_add(amount), Relaxed);
+        match self.find(resource, instance) {
+            Ok(i) => {
+                // A leftover from before tracing was turned on is a new holding.
+                let stale = self.held_since_ns[i].load(Relaxed) < tracing_since_ns;
+                let had = if stale { 0 } else { self.held_amount[i].load(Relaxed) };
+                if stale {
                     self.held_since_ns[i].store(now_ns, Relaxed);
-                    self.held_amount[i].store(amount, Relaxed);
-                    self.occupied.store(self.occupied.load(Relaxed) | 1 << i, Relaxed);
                 }
-                Err(_) => self.holdings_lost.store(self.holdings_lost.load(Relaxed).wrapping_add(1), Relaxed),
+                self.held_amount[i].store(had + amount, Relaxed);
             }
-        });
+            Err((first, free)) if free != 0 => {
+                let i = (first + free.trailing_zeros() as usize) & (HOLDINGS - 1);
+                self.held_resource[i].store(resource as u8, Relaxed);
+                self.held_instance[i].store(instance, Relaxed);
+                self.held_since_ns[i].store(now_ns, Relaxed);
+                self.held_amount[i].store(amount, Relaxed);
+                self.occupied.store(self.occupied.load(Relaxed) | 1 << i, Relaxed);
+            }
+            Err(_) => self.holdings_lost.store(self.holdings_lost.load(Relaxed).wrapping_add(1), Relaxed),
+        }
+        self.seq.end(seq);
     }
 
     /// `amount` of what was acquired is given back.
@@ -87,7 +88,8 @@ impl Trace {
             return;
         }
         match self.find(resource, instance) {
-            Ok(i) => self.seq.write(|| {
+            Ok(i) => {
+                let seq = self.seq.begin();
                 let left = self.held_amount[i].load(Relaxed).saturating_sub(amount);
                 self.held_amount[i].store(left, Relaxed);
                 if left == 0 {
@@ -96,7 +98,8 @@ impl Trace {
                     hold_ns.store(hold_ns.load(Relaxed).wrapping_add(held), Relaxed);
                     self.occupied.store(self.occupied.load(Relaxed) & !(1 << i), Relaxed);
                 }
-            }),
+                self.seq.end(seq);
+            }
             Err(_) => self.releases_unmatched.store(self.releases_unmatched.load(Relaxed).wrapping_add(1), Relaxed),
         }
     }
@@ -107,21 +110,23 @@ impl Trace {
         if resource == 0 || resource as usize >= MAX_RESOURCES {
             return;
         }
-        self.seq.write(|| {
-            self.close_wait(now_ns);
-            self.touch(resource);
-            self.wait_instance.store(instance, Relaxed);
-            self.wait_start_ns.store(now_ns, Relaxed);
-            self.blocked_by.store(0, Relaxed);
-            self.wait_resource.store(resource, Relaxed);
-        });
+        let seq = self.seq.begin();
+        self.close_wait(now_ns);
+        self.touch(resource);
+        self.wait_instance.store(instance, Relaxed);
+        self.wait_start_ns.store(now_ns, Relaxed);
+        self.blocked_by.store(0, Relaxed);
+        self.wait_resource.store(resource, Relaxed);
+        self.seq.end(seq);
     }
 
     /// The wait for `resource` ended without it.
     #[inline(always)]
     pub fn wait_abandoned(&self, now_ns: u64, resource: u32) {
         if resource != 0 && self.wait_resource.load(Relaxed) == resource {
-            self.seq.write(|| self.close_wait(now_ns));
+            let seq = self.seq.begin();
+            self.close_wait(now_ns);
+            self.seq.end(seq);
         }
     }
 
@@ -158,10 +163,10 @@ impl Trace {
 
     #[inline(always)]
     pub fn progress(&self, done: u64, total: u64) {
-        self.seq.write(|| {
-            self.progress_done.store(done, Relaxed);
-            self.progress_total.store(total, Relaxed);
-        });
+        let seq = self.seq.begin();
+        self.progress_done.store(done, Relaxed);
+        self.progress_total.store(total, Relaxed);
+        self.seq.end(seq);
     }
 
     /// Drops every holding (the end of a transaction). `now_ns` closes their hold times.

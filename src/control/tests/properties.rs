@@ -105,7 +105,11 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
 
 fn gains(e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {
     let gain = |u: &Use| {
-        if u.usage_ns >= min_ns && u.gain_ns >= min_ns as f64 { u.scaled_gain() } else { 0.0 }
+        if u.usage_ns >= min_ns && u.gain_ns >= min_ns as f64 {
+            u.scaled_gain()
+        } else {
+            0.0
+        }
     };
     e.resources.iter().map(|r| c.uses.iter().find(|u| u.resource == r.id).map_or(0.0, gain)).collect()
 }
@@ -240,7 +244,10 @@ fn a_thousand_readers_that_all_want_to_write_end() {
 
 #[test]
 fn an_empty_window_is_a_regular_overload() {
-    let w = Window { classes: vec![ClassWindow { latency: Histogram::default(), ..Default::default() }], ..Default::default() };
+    let w = Window {
+        classes: vec![ClassWindow { latency: Histogram::default(), ..Default::default() }],
+        ..Default::default()
+    };
     let (e, c) = decide(&w, 4);
     assert!(e.candidates.is_empty() && c.picks.is_empty() && c.nobody_because.contains("regular"));
 }

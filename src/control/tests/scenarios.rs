@@ -530,8 +530,7 @@ fn progress_is_bounded_and_missing_progress_never_means_no_gain() {
     let gain = |set: fn(&mut TaskView), durations: &[(u16, u64)]| {
         let mut s = stall(1000, 10, 90);
         set(s.get(1));
-        let params =
-            EstimatorParams { class_duration_ns: durations.iter().copied().collect(), ..Default::default() };
+        let params = EstimatorParams { class_duration_ns: durations.iter().copied().collect(), ..Default::default() };
         estimate(&s.window, &params).candidate(1).unwrap().uses[0].gain / 1e9
     };
     assert!(near(gain(|_| {}, &[]), 1.0), "as much to come as is done");

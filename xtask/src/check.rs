@@ -1,4 +1,5 @@
-//! PostgreSQL's own regression tests (what `make check` runs) on the patched server with our module in enforce mode.
+//! PostgreSQL's own regression tests (what `make check` runs) on the patched server with our module
+//! loaded.
 
 use crate::progress::{Ended, Step};
 use crate::server::{self, Server, Variant, Variants};
@@ -21,9 +22,9 @@ pub struct CheckArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// SQL in all its parts
+    /// SQL in all its parts, with the module in enforce mode
     Regress,
-    /// concurrent sessions that block each other
+    /// concurrent sessions that block each other, with the module in observe mode
     Isolation,
 }
 
@@ -33,9 +34,60 @@ struct Layout {
     name: &'static str,
     driver: &'static str,
     schedule: &'static str,
+    mode: &'static str,
     options: &'static [&'static str],
+    /// Our own test after theirs: file of the test, its text, file of the expected output, its text.
+    witness: [&'static str; 4],
     limit: Duration,
 }
+
+/// The suites pass without our module too: a test of our own, run last, proves that it was there, in its mode, and that
+/// its controller was alive at the end.
+const WITNESS: &str = "atropos_witness";
+const WITNESS_SQL: &str = "\
+CREATE EXTENSION atropos;
+SHOW atropos.mode;
+SELECT (s->'controller'->>'heartbeat_age_ms')::float8 < 5000 AS controller_alive FROM atropos_status() s;
+";
+const WITNESS_SQL_OUT: &str = "\
+CREATE EXTENSION atropos;
+SHOW atropos.mode;
+ atropos.mode 
+--------------
+ enforce
+(1 row)
+
+SELECT (s->'controller'->>'heartbeat_age_ms')::float8 < 5000 AS controller_alive FROM atropos_status() s;
+ controller_alive 
+------------------
+ t
+(1 row)
+
+";
+const WITNESS_SPEC: &str = "\
+setup { CREATE EXTENSION atropos; }
+session s1
+step mode { SHOW atropos.mode; }
+step controller { SELECT (s->'controller'->>'heartbeat_age_ms')::float8 < 5000 AS alive FROM atropos_status() s; }
+permutation mode controller
+";
+const WITNESS_SPEC_OUT: &str = "\
+Parsed test spec with 1 sessions
+
+starting permutation: mode controller
+step mode: SHOW atropos.mode;
+atropos.mode
+------------
+observe     
+(1 row)
+
+step controller: SELECT (s->'controller'->>'heartbeat_age_ms')::float8 < 5000 AS alive FROM atropos_status() s;
+alive
+-----
+t    
+(1 row)
+
+";
 
 impl Suite {
     fn layout(self) -> Layout {
@@ -44,14 +96,19 @@ impl Suite {
                 name: "regress",
                 driver: "pg_regress",
                 schedule: "parallel_schedule",
+                mode: "enforce",
                 options: &["--dlpath=.", "--max-concurrent-tests=20"],
+                witness: ["sql/atropos_witness.sql", WITNESS_SQL, "expected/atropos_witness.out", WITNESS_SQL_OUT],
                 limit: Duration::from_secs(25 * 60),
             },
             Suite::Isolation => Layout {
                 name: "isolation",
                 driver: "pg_isolation_regress",
                 schedule: "isolation_schedule",
+                // These tests make sessions block each other for seconds on purpose: cancelling them would be right.
+                mode: "observe",
                 options: &[],
+                witness: ["specs/atropos_witness.spec", WITNESS_SPEC, "expected/atropos_witness.out", WITNESS_SPEC_OUT],
                 limit: Duration::from_secs(40 * 60),
             },
         }
@@ -70,7 +127,8 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     let decisions = work.join("decisions.jsonl");
     let config = work.join("temp.conf");
     let mut text = format!(
-        "shared_preload_libraries = 'atropos'\natropos.mode = enforce\natropos.decision_log = '{}'\nmax_worker_processes = {MAX_WORKER_PROCESSES}\n",
+        "shared_preload_libraries = 'atropos'\natropos.mode = {}\natropos.decision_log = '{}'\nmax_worker_processes = {MAX_WORKER_PROCESSES}\n",
+        suite.mode,
         decisions.display()
     );
     for setting in &args.settings {
@@ -78,20 +136,24 @@ pub fn check(args: &CheckArgs) -> Result<()> {
         text += &format!("{} = '{}'\n", name.trim(), value.trim().replace('\'', "''"));
     }
     std::fs::write(&config, text)?;
+    let [test, test_text, expected, expected_text] = suite.witness;
+    std::fs::write(work.join(test), test_text)?;
+    std::fs::write(work.join(expected), expected_text)?;
 
     let mut command = dirs::as_server_user(&work.join(suite.driver));
     command.current_dir(&work).env("LC_ALL", "C").args(["--temp-instance=./tmp_check", "--inputdir=."]);
     command.arg(format!("--bindir={}", server::prefix(Variant::Patched)?.join("bin").display()));
     command.arg(format!("--temp-config={}", config.display())).args(suite.options);
-    command.arg(format!("--schedule={}", suite.schedule));
+    command.arg(format!("--schedule={}", suite.schedule)).arg(WITNESS);
 
     let log = dirs::logs()?.join(format!("postgresql-15-{}.log", suite.name));
     std::fs::File::create(&log)?;
     let mut results = Results::default();
-    let label = format!("PostgreSQL's {} tests, module in enforce mode", suite.name);
+    let label = format!("PostgreSQL's {} tests, module in {} mode", suite.name, suite.mode);
     let mut watch = |line: &str| results.read(line);
     let expected = Some(Duration::from_secs(120));
-    let ended = Step { label: &label, log: &log, expected, limit: Some(suite.limit), watch: &mut watch }.run_unchecked(command)?;
+    let ended = Step { label: &label, log: &log, expected, limit: Some(suite.limit), watch: &mut watch }
+        .run_unchecked(command)?;
     report(&results, &ended, &work, &log, &decisions)
 }
 
@@ -124,16 +186,24 @@ impl Results {
 
 fn report(results: &Results, ended: &Ended, work: &Path, log: &Path, decisions: &Path) -> Result<()> {
     let acts = std::fs::read_to_string(decisions).map_or(0, |text| text.lines().count());
-    println!("Atropos recorded {acts} decisions during the run{}", if acts > 0 { format!(": {}", decisions.display()) } else { String::new() });
+    println!(
+        "Atropos recorded {acts} decisions during the run{}",
+        if acts > 0 { format!(": {}", decisions.display()) } else { String::new() }
+    );
     let Some(verdict) = &results.verdict else {
         let server_log = work.join("log/postmaster.log");
-        bail!("the tests did not get to their end: the driver {ended}\n{}\n{}", progress::tail(log), progress::tail(&server_log));
+        bail!(
+            "the tests did not get to their end: the driver {ended}\n{}\n{}",
+            progress::tail(log),
+            progress::tail(&server_log)
+        );
     };
     println!("{verdict}");
     if *ended != Ended::Code(0) || !results.failed.is_empty() {
         println!("{} passed, {} failed, 0 skipped", results.passed, results.failed.len());
         let diffs = ["regression.diffs", "output_iso/regression.diffs"].map(|name| work.join(name));
-        let diffs: Vec<String> = diffs.iter().filter(|path| path.is_file()).map(|path| path.display().to_string()).collect();
+        let diffs: Vec<String> =
+            diffs.iter().filter(|path| path.is_file()).map(|path| path.display().to_string()).collect();
         bail!("failing tests:\n    {}\nthe differences: {}", results.failed.join("\n    "), diffs.join(" "));
     }
     println!("{} passed, 0 failed, 0 skipped", results.passed);
@@ -146,7 +216,9 @@ fn copy_suite(from: &Path, work: &PathBuf) -> Result<()> {
         bail!("{} is not there: build the server anew (cargo xtask server build postgresql)", from.display());
     }
     if work.exists() {
-        std::fs::remove_dir_all(work).with_context(|| format!("cannot remove {}; does a server of an earlier run still run there?", work.display()))?;
+        std::fs::remove_dir_all(work).with_context(|| {
+            format!("cannot remove {}; does a server of an earlier run still run there?", work.display())
+        })?;
     }
     dirs::make(work.parent().expect("lies in check/").to_path_buf())?;
     let mut commands = vec![("cp", vec!["-a".into(), from.as_os_str().to_owned(), work.as_os_str().to_owned()])];

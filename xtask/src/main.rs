@@ -3,10 +3,12 @@
 mod apt;
 mod bench;
 mod check;
+mod demo;
 mod dirs;
 mod install;
 mod patches;
 mod progress;
+mod report;
 mod server;
 mod source;
 mod stamp;
@@ -17,7 +19,12 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Builds, tests, measures and demonstrates libatropos", max_term_width = 100)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Builds, tests, measures and demonstrates libatropos",
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: Task,
@@ -32,6 +39,8 @@ enum Task {
     Server(ServerTask),
     /// Run an overload case on a real server: `case c6 --mode all`, `case --list`
     Case(bench::CaseArgs),
+    /// Run the SQLite demonstration: a table, and a report with the timelines
+    Demo(demo::DemoArgs),
     /// Measure what Atropos costs
     Bench(bench::BenchArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
@@ -57,6 +66,7 @@ fn main() -> ExitCode {
         Task::Server(ServerTask::Check(args)) => check::check(&args).map(success),
         Task::Server(ServerTask::Lint { server: server::Server::Postgresql }) => lint().map(success),
         Task::Case(args) => bench::case(&args).map(success),
+        Task::Demo(args) => demo::run(&args).map(success),
         Task::Bench(args) => bench::bench(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
@@ -81,7 +91,12 @@ fn lint() -> Result<()> {
     for dir in series_dirs.iter().filter(|path| path.is_dir()) {
         let series = patches::Series::read(dir)?;
         let (found, added) = series.lint()?;
-        println!("{}: {} patches, {added} lines added (at most {})", dir.display(), series.len(), patches::MAX_ADDED_LINES);
+        println!(
+            "{}: {} patches, {added} lines added (at most {})",
+            dir.display(),
+            series.len(),
+            patches::MAX_ADDED_LINES
+        );
         problems.extend(found);
     }
     if !problems.is_empty() {

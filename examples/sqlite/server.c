@@ -282,9 +282,8 @@ static bool reply_error(session *s, int rc, const char *cause) {
     atropos_cancel_info info = {.size = sizeof info};
     if (atropos_task_cancel_info(s->task, &info) != 1)
       return wire_send(&s->wire, "ERR stopping the server stops; the transaction was rolled back");
-    return wire_send(&s->wire, "ERR cancelled held \"%s\" for %.0f ms while %u waited (%s); the transaction was rolled "
-                     "back, run it at a quiet time or in smaller parts", info.resource_name,
-                     (double)info.held_ns / 1e6, info.victims, info.reason);
+    return wire_send(&s->wire, "ERR cancelled by Atropos: this request %s; its transaction was rolled back, run it at a "
+                     "quiet time or in smaller parts", info.reason);
   }
   if (rc == SQLITE_NOTFOUND) return wire_send(&s->wire, "ERR bad-request no such account (1..%d)", DEMO_ACCOUNTS);
   return wire_send(&s->wire, "ERR %s %s", rc == SQLITE_BUSY ? "busy" : "sql", cause);

@@ -57,7 +57,11 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     }
     let violations: Vec<String> = runs.iter().flat_map(violations).collect();
     if !violations.is_empty() {
-        bail!("the demonstration did not show what it should:\n  {}\nthe runs' output is in {}", violations.join("\n  "), programs.log.display());
+        bail!(
+            "the demonstration did not show what it should:\n  {}\nthe runs' output is in {}",
+            violations.join("\n  "),
+            programs.log.display()
+        );
     }
     println!("as it should be: the culprit alone was cancelled, and only in enforce mode");
     Ok(())
@@ -78,7 +82,8 @@ impl Programs {
         programs.step("build the library", &mut |_| None).run(cargo)?;
         let mut make = Command::new("make");
         make.arg("-C").arg(dirs::workspace().join("examples/sqlite"));
-        make.arg(format!("ATROPOS_LIB={}", target.join("release").display())).arg(format!("OUT={}", programs.dir.display()));
+        make.arg(format!("ATROPOS_LIB={}", target.join("release").display()))
+            .arg(format!("OUT={}", programs.dir.display()));
         programs.step("build the SQLite server", &mut |_| None).run(make)?;
         Ok(programs)
     }
@@ -96,7 +101,16 @@ impl Programs {
 
     fn run(&self, mode: &str, (seconds, onset_s): (f64, f64), days: Option<u64>, seed: u32) -> Result<Value> {
         let mut command = self.command("atropos-sqlite");
-        command.args(["--mode", mode, "--seconds", &seconds.to_string(), "--onset", &onset_s.to_string(), "--seed", &seed.to_string()]);
+        command.args([
+            "--mode",
+            mode,
+            "--seconds",
+            &seconds.to_string(),
+            "--onset",
+            &onset_s.to_string(),
+            "--seed",
+            &seed.to_string(),
+        ]);
         if let Some(days) = days {
             command.args(["--huge-days", &days.to_string()]);
         }
@@ -110,7 +124,8 @@ impl Programs {
             }
             bar(&json, seconds, &mut last)
         };
-        let label = format!("{mode:7}");
+        // The label finds the time that it took before.
+        let label = if seconds < FULL_S.0 { format!("{mode:7} short") } else { format!("{mode:7}") };
         let ended = self.step(&label, &mut watch).run_unchecked(command)?;
         // Exit code 1 with a result: the data did not check out, which `violations` tells better.
         let result = result.filter(|_| matches!(ended, Ended::Code(0 | 1)));
@@ -152,20 +167,32 @@ fn violations(run: &Value) -> Vec<String> {
     check(count("errors") == 0, format!("{} requests failed for other reasons than a cancel", count("errors")));
     check(count("false_cancelled") == 0, format!("{} victims were cancelled", count("false_cancelled")));
     let to_cancel = u64::from(mode == "enforce");
-    check(count("cancelled") == to_cancel, format!("{} requests were cancelled, expected {to_cancel}", count("cancelled")));
+    check(
+        count("cancelled") == to_cancel,
+        format!("{} requests were cancelled, expected {to_cancel}", count("cancelled")),
+    );
     match mode {
         "observe" | "enforce" => {
             check(!blamed.is_empty(), "no decision was recorded".into());
-            check(blamed.iter().all(|label| label.starts_with("STATEMENTS")), format!("somebody else was blamed: {}", blamed.join(", ")));
+            check(
+                blamed.iter().all(|label| label.starts_with("STATEMENTS")),
+                format!("somebody else was blamed: {}", blamed.join(", ")),
+            );
         }
         _ => check(decisions.is_empty(), "decisions were recorded although the library was off".into()),
     }
     if mode == "enforce" {
-        check(run["huge"]["cancelled"] == true, format!("the huge request was not cancelled; it was answered: {}", run["huge"]["reply"]));
+        check(
+            run["huge"]["cancelled"] == true,
+            format!("the huge request was not cancelled; it was answered: {}", run["huge"]["reply"]),
+        );
         check(run["first_cancel_ms"].is_f64(), "no time to the first cancel".into());
     }
     if mode == "off" {
-        check(run["stall_s"].as_f64() > Some(2.0), format!("the huge request stalled the writers for {} s only", run["stall_s"]));
+        check(
+            run["stall_s"].as_f64() > Some(2.0),
+            format!("the huge request stalled the writers for {} s only", run["stall_s"]),
+        );
     }
     found
 }
@@ -175,10 +202,18 @@ pub fn rows(runs: &[Value]) -> Vec<(&'static str, Vec<String>)> {
     let clean = runs.iter().find(|run| run["mode"] == "clean");
     let number = |run: &Value, name: &str| run[name].as_f64();
     let beside = |run: &Value, name: &str| match (number(run, name), clean.and_then(|c| number(c, name))) {
-        (Some(x), Some(c)) if c > 0.0 => if x / c < 100.0 { format!("{:.3}", x / c) } else { grouped(x / c) },
+        (Some(x), Some(c)) if c > 0.0 => {
+            if x / c < 100.0 {
+                format!("{:.3}", x / c)
+            } else {
+                grouped(x / c)
+            }
+        }
         _ => "–".into(),
     };
-    let ms = |value: Option<f64>| value.map_or("–".into(), |ms| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{} ms", grouped(ms)) });
+    let ms = |value: Option<f64>| {
+        value.map_or("–".into(), |ms| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{} ms", grouped(ms)) })
+    };
     let cell = |f: &dyn Fn(&Value) -> String| runs.iter().map(f).collect::<Vec<_>>();
     vec![
         ("requests/s", cell(&|r| number(r, "tps").map_or("–".into(), grouped))),
@@ -213,8 +248,16 @@ fn table(runs: &[Value]) -> String {
 /// back, and what came of it.
 pub fn in_words(decision: &Value) -> String {
     let task = &decision["task"];
-    let own = decision["candidates"].as_array().into_iter().flatten().find(|c| c["task"] == task["id"]).unwrap_or(&Value::Null);
-    let level = decision["contention"].as_array().into_iter().flatten()
+    let own = decision["candidates"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|c| c["task"] == task["id"])
+        .unwrap_or(&Value::Null);
+    let level = decision["contention"]
+        .as_array()
+        .into_iter()
+        .flatten()
         .find(|c| c["resource"] == decision["resource"]["name"] || c["resource"] == decision["resource"]["id"])
         .and_then(|c| c["level"].as_f64());
     let seconds = |ns: &Value| ns.as_f64().map(|ns| ns / 1e9);
@@ -243,13 +286,16 @@ pub fn in_words(decision: &Value) -> String {
         }
     }
     let told = decision["acknowledged_ms"].as_f64().map_or(String::new(), |ms| format!("; it obeyed after {ms:.0} ms"));
-    let after = decision["contention_after"].as_f64().map_or(String::new(), |c| format!(", and the contention fell to {c:.2}"));
+    let after =
+        decision["contention_after"].as_f64().map_or(String::new(), |c| format!(", and the contention fell to {c:.2}"));
     let result = match decision["result"].as_str().unwrap_or("") {
         "would_cancel" => "Observe mode: it would have been cancelled, and was left alone".to_string(),
         "ended" => format!("It was cancelled and has ended{told}{after}"),
         "acknowledged" => format!("It was cancelled{told}{after}"),
         "requested" => "It was told to stop".into(),
-        "escalated" => format!("It did not obey the first request and was stopped the harder way{told}{after}"),
+        "escalated" => {
+            format!("It did not obey the first request and was stopped the harder way{told}{after}")
+        }
         "unresponsive" => "It was told to stop and did not react".into(),
         other => format!("Result: {other}"),
     };
@@ -257,7 +303,11 @@ pub fn in_words(decision: &Value) -> String {
 }
 
 fn short_time(seconds: f64) -> String {
-    if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
+    if seconds < 1.0 {
+        format!("{:.0} ms", seconds * 1e3)
+    } else {
+        format!("{seconds:.1} s")
+    }
 }
 
 /// `12,345`
@@ -292,7 +342,11 @@ mod tests {
 
     fn run(mode: &str) -> Value {
         let acts = mode == "enforce";
-        let decisions = if acts || mode == "observe" { vec![decision(if acts { "ended" } else { "would_cancel" })] } else { vec![] };
+        let decisions = if acts || mode == "observe" {
+            vec![decision(if acts { "ended" } else { "would_cancel" })]
+        } else {
+            vec![]
+        };
         json!({
             "mode": mode, "tps": 3500.0, "writes_per_s": 500.0, "p99_ms": 0.5, "stall_s": if mode == "off" { 8.0 } else { 0.2 },
             "first_cancel_ms": acts.then_some(170.5), "cancelled": u8::from(acts), "false_cancelled": 0, "given_up": 0, "errors": 0,

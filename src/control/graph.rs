@@ -324,6 +324,9 @@ impl Graph {
                 },
             }
         }
+        if barrier.resource.is_none() {
+            barrier.resource = barrier.waits.iter().find_map(|&w| self.waits[w as usize].resource);
+        }
         barrier.untracked |= barrier.blockers.is_empty();
         self.barriers.push(barrier);
     }

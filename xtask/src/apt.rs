@@ -9,13 +9,26 @@ use std::process::Command;
 use std::time::Duration;
 
 /// What building PostgreSQL needs.
-pub const BUILD: &[&str] =
-    &["gcc", "libc6-dev", "make", "patch", "bzip2", "xz-utils", "ccache", "bison", "flex", "perl", "libreadline-dev", "zlib1g-dev"];
+pub const BUILD: &[&str] = &[
+    "gcc",
+    "libc6-dev",
+    "make",
+    "patch",
+    "bzip2",
+    "xz-utils",
+    "ccache",
+    "bison",
+    "flex",
+    "perl",
+    "libreadline-dev",
+    "zlib1g-dev",
+];
 /// What the overload cases need beside a server.
 pub const LOAD: &[&str] = &["sysbench"];
 /// What the library's own tests need: C and C++ compilers, libclang for bindgen, the demo's SQLite, cmake and
 /// pkg-config for the installed package.
-pub const TEST: &[&str] = &["gcc", "g++", "libc6-dev", "binutils", "libclang-dev", "libsqlite3-dev", "cmake", "pkg-config"];
+pub const TEST: &[&str] =
+    &["gcc", "g++", "libc6-dev", "binutils", "libclang-dev", "libsqlite3-dev", "cmake", "pkg-config"];
 
 /// Installs those of `packages` that are missing (as root), or says which command does it.
 pub fn ensure(packages: &[&str]) -> Result<()> {
@@ -30,7 +43,10 @@ pub fn ensure(packages: &[&str]) -> Result<()> {
     }
     let command = format!("apt-get install --no-install-recommends {}", missing.join(" "));
     if !dirs::is_root() {
-        bail!("these packages are missing: {}\ninstall them, then run this again:\n    sudo {command}", missing.join(" "));
+        bail!(
+            "these packages are missing: {}\ninstall them, then run this again:\n    sudo {command}",
+            missing.join(" ")
+        );
     }
     println!("installing what is missing: {command}");
     // Lists may be absent (fresh image) or stale (a version in them is gone): one update, then once more.
@@ -88,7 +104,9 @@ pub fn source_tarball(package: &str) -> Result<(PathBuf, String)> {
             }
         }
     }
-    bail!("no listed version of {package} could be downloaded (network? or give the sources with --source):\n{failures}")
+    bail!(
+        "no listed version of {package} could be downloaded (network? or give the sources with --source):\n{failures}"
+    )
 }
 
 /// Package lists of our own that hold the Debian suites' sources: the system's are not touched and need no deb-src.
@@ -156,7 +174,10 @@ fn whoami() -> Result<String> {
 fn codename() -> Result<String> {
     let text = std::fs::read_to_string("/etc/os-release").context("/etc/os-release tells which Debian this is")?;
     let line = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    Ok(line.context("/etc/os-release has no VERSION_CODENAME; give the sources with --source")?.trim_matches('"').into())
+    Ok(line
+        .context("/etc/os-release has no VERSION_CODENAME; give the sources with --source")?
+        .trim_matches('"')
+        .into())
 }
 
 fn system_sources() -> Result<Vec<(String, String)>> {
@@ -204,7 +225,9 @@ struct Entry {
 fn parse_one_line(text: &str) -> Vec<Entry> {
     let mut entries = Vec::new();
     for line in text.lines().map(|line| line.split('#').next().unwrap_or("").trim()) {
-        let Some(rest) = line.strip_prefix("deb ").or_else(|| line.strip_prefix("deb-src ")) else { continue };
+        let Some(rest) = line.strip_prefix("deb ").or_else(|| line.strip_prefix("deb-src ")) else {
+            continue;
+        };
         let mut rest = rest.trim();
         let mut options = String::new();
         if rest.starts_with('[') {
@@ -215,7 +238,12 @@ fn parse_one_line(text: &str) -> Vec<Entry> {
         }
         let words: Vec<&str> = rest.split_whitespace().collect();
         if let [uri, suite, components @ ..] = words.as_slice() {
-            entries.push(Entry { options, uri: uri.to_string(), suite: suite.to_string(), components: components.join(" ") });
+            entries.push(Entry {
+                options,
+                uri: uri.to_string(),
+                suite: suite.to_string(),
+                components: components.join(" "),
+            });
         }
     }
     entries
@@ -248,10 +276,16 @@ fn parse_deb822(text: &str) -> Vec<Entry> {
         }
         let key = field("Signed-By");
         // A key written into the stanza itself has no one-line form; apt then falls back on its trusted keys.
-        let options = if key.starts_with('/') { format!("[signed-by={}] ", key.replace(' ', ",")) } else { String::new() };
+        let options =
+            if key.starts_with('/') { format!("[signed-by={}] ", key.replace(' ', ",")) } else { String::new() };
         for uri in field("URIs").split_whitespace() {
             for suite in field("Suites").split_whitespace() {
-                let entry = Entry { options: options.clone(), uri: uri.into(), suite: suite.into(), components: field("Components") };
+                let entry = Entry {
+                    options: options.clone(),
+                    uri: uri.into(),
+                    suite: suite.into(),
+                    components: field("Components"),
+                };
                 entries.push(entry);
             }
         }
@@ -332,7 +366,8 @@ mod tests {
 
     #[test]
     fn newest_first_without_doubles() {
-        let mut versions: Vec<String> = ["15.9-1", "15.20-0+deb12u1", "15.18-0+deb12u1", "15.9-1"].map(String::from).to_vec();
+        let mut versions: Vec<String> =
+            ["15.9-1", "15.20-0+deb12u1", "15.18-0+deb12u1", "15.9-1"].map(String::from).to_vec();
         sort_newest_first(&mut versions).unwrap();
         assert_eq!(versions, ["15.20-0+deb12u1", "15.18-0+deb12u1", "15.9-1"]);
     }

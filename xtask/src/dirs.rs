@@ -35,7 +35,11 @@ pub fn cache() -> Result<PathBuf> {
 
 /// What the server user must reach: `/var/cache/atropos` for root, else the cache itself.
 pub fn shared() -> Result<PathBuf> {
-    if is_root() { make(PathBuf::from(ROOT_SHARED)) } else { cache() }
+    if is_root() {
+        make(PathBuf::from(ROOT_SHARED))
+    } else {
+        cache()
+    }
 }
 
 /// Parent of the server prefixes, e.g. `<install>/postgresql-15/patched`.

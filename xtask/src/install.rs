@@ -56,9 +56,16 @@ pub fn install(args: &InstallArgs) -> Result<()> {
     }
     println!("libatropos {version} ({soname}) is installed in {}", root.display());
     if args.destdir.is_none() && !args.verify {
-        println!("programs find it at run time when {} is among ldconfig's folders (then run `ldconfig`), or by rpath", lib.display());
+        println!(
+            "programs find it at run time when {} is among ldconfig's folders (then run `ldconfig`), or by rpath",
+            lib.display()
+        );
     }
-    if args.verify { verify(&prefix, &version) } else { Ok(()) }
+    if args.verify {
+        verify(&prefix, &version)
+    } else {
+        Ok(())
+    }
 }
 
 /// Written beside and renamed: a program that runs with the old library keeps its file.
@@ -104,7 +111,8 @@ fn verify(prefix: &Path, version: &str) -> Result<()> {
     dirs::make(work.clone())?;
     let log = work.join("verify.log");
     let step = |label: &str, command: Command| {
-        Step { label, log: &log, expected: None, limit: Some(Duration::from_secs(120)), watch: &mut |_| None }.run(command)
+        Step { label, log: &log, expected: None, limit: Some(Duration::from_secs(120)), watch: &mut |_| None }
+            .run(command)
     };
     let program = dirs::workspace().join("cmake/test");
     let mut cmake = Command::new("cmake");
@@ -120,7 +128,8 @@ fn verify(prefix: &Path, version: &str) -> Result<()> {
     let flags = |more: &[&str]| -> Result<Vec<String>> {
         let mut command = Command::new("pkg-config");
         command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(more);
-        let out = command.arg("--cflags").arg("--libs").arg(format!("atropos = {version}")).output().context("pkg-config")?;
+        let out =
+            command.arg("--cflags").arg("--libs").arg(format!("atropos = {version}")).output().context("pkg-config")?;
         if !out.status.success() {
             bail!("pkg-config does not find atropos {version}: {}", String::from_utf8_lossy(&out.stderr));
         }

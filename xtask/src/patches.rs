@@ -9,7 +9,8 @@ use std::process::Command;
 /// A series holds tracepoints only; whoever needs more lines is putting logic into the core.
 pub const MAX_ADDED_LINES: usize = 79;
 /// DEP-3 fields; each group needs one of its names.
-const HEADERS: &[&[&str]] = &[&["Description", "Subject"], &["Author", "From", "Origin"], &["Forwarded"], &["Last-Update"]];
+const HEADERS: &[&[&str]] =
+    &[&["Description", "Subject"], &["Author", "From", "Origin"], &["Forwarded"], &["Last-Update"]];
 
 pub struct Series {
     dir: PathBuf,
@@ -21,7 +22,8 @@ impl Series {
         let path = dir.join("series");
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("{} is missing: it names the patches in order", path.display()))?;
-        let names = text.lines().map(|line| line.split('#').next().unwrap_or("").trim()).filter(|line| !line.is_empty());
+        let names =
+            text.lines().map(|line| line.split('#').next().unwrap_or("").trim()).filter(|line| !line.is_empty());
         Ok(Series { dir: dir.to_path_buf(), names: names.map(String::from).collect() })
     }
 
@@ -41,8 +43,11 @@ impl Series {
         let mut log = std::fs::File::options().create(true).append(true).open(log)?;
         for name in &self.names {
             let patch = self.dir.join(name);
-            let out = Command::new("patch").current_dir(tree)
-                .args(["-p1", "--forward", "--batch", "--fuzz=2", "--no-backup-if-mismatch", "-i"]).arg(&patch).output()
+            let out = Command::new("patch")
+                .current_dir(tree)
+                .args(["-p1", "--forward", "--batch", "--fuzz=2", "--no-backup-if-mismatch", "-i"])
+                .arg(&patch)
+                .output()
                 .context("cannot start `patch`")?;
             log.write_all(&out.stdout)?;
             if !out.status.success() {
@@ -83,7 +88,9 @@ impl Series {
             }
         }
         if added > MAX_ADDED_LINES {
-            problems.push(format!("{added} lines added, at most {MAX_ADDED_LINES} may be: move what is no tracepoint into hosts/"));
+            problems.push(format!(
+                "{added} lines added, at most {MAX_ADDED_LINES} may be: move what is no tracepoint into hosts/"
+            ));
         }
         Ok((problems, added))
     }
@@ -149,9 +156,21 @@ mod tests {
         let dir = temp("faults");
         let bad = GOOD.replace("Author: A\n", "").replace("+two", "+two ");
         let long = format!("{GOOD}{}", "+x\n".repeat(MAX_ADDED_LINES));
-        let files = [("series", "a.patch\nb.patch\nb.patch\ngone.patch"), ("a.patch", bad.as_str()), ("b.patch", &long), ("c.patch", GOOD)];
+        let files = [
+            ("series", "a.patch\nb.patch\nb.patch\ngone.patch"),
+            ("a.patch", bad.as_str()),
+            ("b.patch", &long),
+            ("c.patch", GOOD),
+        ];
         let problems = series(&dir, &files).lint().unwrap().0.join("\n");
-        for what in ["a.patch: no DEP-3 header `Author`", "a.patch: added line ends", "b.patch twice", "gone.patch, but", "c.patch lies beside", "lines added, at most"] {
+        for what in [
+            "a.patch: no DEP-3 header `Author`",
+            "a.patch: added line ends",
+            "b.patch twice",
+            "gone.patch, but",
+            "c.patch lies beside",
+            "lines added, at most",
+        ] {
             assert!(problems.contains(what), "{what} not in:\n{problems}");
         }
         std::fs::remove_dir_all(dir).unwrap();

@@ -63,7 +63,12 @@ impl Progress {
         }
         let mark = if ok { "ok" } else { "FAILED" };
         let clear = if self.tty { "\r\x1b[K" } else { "" };
-        eprintln!("{clear}  {} {mark} ({}){}{detail}", self.label, clock(elapsed), if detail.is_empty() { "" } else { "  " });
+        eprintln!(
+            "{clear}  {} {mark} ({}){}{detail}",
+            self.label,
+            clock(elapsed),
+            if detail.is_empty() { "" } else { "  " }
+        );
     }
 }
 
@@ -77,9 +82,17 @@ fn terminal_columns() -> usize {
     // SAFETY: winsize is plain data, and the kernel fills it only when the call returns 0.
     let columns = unsafe {
         let mut size: libc::winsize = std::mem::zeroed();
-        if libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &mut size) == 0 { size.ws_col } else { 0 }
+        if libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &mut size) == 0 {
+            size.ws_col
+        } else {
+            0
+        }
     };
-    if columns == 0 { 80 } else { columns as usize }
+    if columns == 0 {
+        80
+    } else {
+        columns as usize
+    }
 }
 
 fn timings_file() -> Result<PathBuf> {
@@ -122,7 +135,10 @@ impl Step<'_> {
     }
 
     pub fn run_unchecked(self, mut command: Command) -> Result<Ended> {
-        let mut log = File::options().create(true).append(true).open(self.log)
+        let mut log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log)
             .with_context(|| format!("cannot write the log {}", self.log.display()))?;
         writeln!(log, "\n$ {}", shown(&command))?;
         let (reader, writer) = std::io::pipe()?;
@@ -194,7 +210,9 @@ impl std::fmt::Display for Ended {
         match self {
             Ended::Code(code) => write!(f, "ended with exit code {code}"),
             Ended::Signal(signal) => write!(f, "was ended by signal {signal}"),
-            Ended::TimedOut(limit) => write!(f, "did not end within {} and was stopped", clock(*limit)),
+            Ended::TimedOut(limit) => {
+                write!(f, "did not end within {} and was stopped", clock(*limit))
+            }
         }
     }
 }
@@ -241,8 +259,7 @@ pub mod group {
             // SAFETY: pass_on makes only async-signal-safe calls.
             unsafe { libc::signal(signal, pass_on as *const () as libc::sighandler_t) };
         }
-        let child = command.process_group(0).spawn()
-            .with_context(|| format!("cannot start `{}`", shown(command)))?;
+        let child = command.process_group(0).spawn().with_context(|| format!("cannot start `{}`", shown(command)))?;
         RUNNING.store(child.id() as i32, Ordering::Relaxed);
         Ok(child)
     }

@@ -107,8 +107,9 @@ pub fn ensure(variants: Variants) -> Result<()> {
     for variant in variants.list() {
         let given = read_info(&prefix(*variant)?).and_then(|info| info["given"].as_str().map(PathBuf::from));
         let source = match given {
-            Some(path) => Source::given(&path)
-                .context("this server was built from sources that are gone; build it anew: cargo xtask server build postgresql")?,
+            Some(path) => Source::given(&path).context(
+                "this server was built from sources that are gone; build it anew: cargo xtask server build postgresql",
+            )?,
             None => Source::debian(PACKAGE, false)?,
         };
         build_variant(&source, *variant, None)?;
@@ -147,7 +148,8 @@ fn build_variant(source: &Source, variant: Variant, jobs: Option<u16>) -> Result
     }
     let stamp = stamp.hex();
     let jobs = jobs.map_or_else(cores, usize::from);
-    let mut info = read_info(&prefix).filter(|info| info["stamp"] == stamp.as_str() && prefix.join("bin/postgres").is_file());
+    let mut info =
+        read_info(&prefix).filter(|info| info["stamp"] == stamp.as_str() && prefix.join("bin/postgres").is_file());
     if info.is_none() {
         println!("building {PACKAGE} {} from {}", variant.name(), source.origin);
         let log = dirs::logs()?.join(format!("{PACKAGE}-{}.log", variant.name()));
@@ -175,7 +177,8 @@ fn build_variant(source: &Source, variant: Variant, jobs: Option<u16>) -> Result
 
 fn write_info(prefix: &Path, info: &Value) -> Result<()> {
     let path = prefix.join("atropos-build.json");
-    std::fs::write(&path, serde_json::to_string_pretty(info)? + "\n").with_context(|| format!("cannot write {}", path.display()))
+    std::fs::write(&path, serde_json::to_string_pretty(info)? + "\n")
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn cores() -> usize {
@@ -215,7 +218,8 @@ fn compile(tree: &Path, prefix: &Path, variant: Variant, jobs: usize, log: &Path
         let mut configure = Command::new("./configure");
         configure.current_dir(tree).arg(format!("--prefix={}", prefix.display())).args(CONFIGURE);
         let label = format!("configure {PACKAGE} {}", variant.name());
-        Step { label: &label, log, expected: Some(Duration::from_secs(25)), limit: None, watch: &mut |_| None }.run(configure)?;
+        Step { label: &label, log, expected: Some(Duration::from_secs(25)), limit: None, watch: &mut |_| None }
+            .run(configure)?;
     }
     let mut make = Command::new("make");
     // ccache would tell the two variants' trees apart by the folder named in their debug information; sharing halves
@@ -239,7 +243,8 @@ fn install(tree: &Path, prefix: &Path, variant: Variant, log: &Path) -> Result<(
     // One job: the parts of this tree install into the same folders.
     make.current_dir(tree).arg("install-world-bin").arg(format!("DESTDIR={}", staging.display()));
     let label = format!("install {PACKAGE} {}", variant.name());
-    Step { label: &label, log, expected: Some(Duration::from_secs(10)), limit: None, watch: &mut |_| None }.run(make)?;
+    Step { label: &label, log, expected: Some(Duration::from_secs(10)), limit: None, watch: &mut |_| None }
+        .run(make)?;
     let installed = staging.join(prefix.strip_prefix("/").context("an install prefix is absolute")?);
     let old = prefix.with_extension("old");
     remove(&old)?;
@@ -280,11 +285,18 @@ fn install_module(prefix: &Path, info: &mut Value) -> Result<()> {
     File::create(&log)?;
     let mut make = Command::new("make");
     make.current_dir(&copy).arg(format!("PG_CONFIG={}", prefix.join("bin/pg_config").display()));
-    make.arg(format!("LIBATROPOS={}", library.display())).arg(format!("ATROPOS_INCLUDE={}", include.display())).arg("install");
+    make.arg(format!("LIBATROPOS={}", library.display()))
+        .arg(format!("ATROPOS_INCLUDE={}", include.display()))
+        .arg("install");
     let label = format!("build the module for {PACKAGE}");
-    Step { label: &label, log: &log, expected: Some(Duration::from_secs(5)), limit: None, watch: &mut |_| None }.run(make)?;
+    Step { label: &label, log: &log, expected: Some(Duration::from_secs(5)), limit: None, watch: &mut |_| None }
+        .run(make)?;
     if !prefix.join("lib/atropos.so").is_file() {
-        bail!("the module was built, but is not at {}\n{}", prefix.join("lib/atropos.so").display(), progress::tail(&log));
+        bail!(
+            "the module was built, but is not at {}\n{}",
+            prefix.join("lib/atropos.so").display(),
+            progress::tail(&log)
+        );
     }
     info["module"] = stamp.into();
     write_info(prefix, info)
@@ -296,13 +308,22 @@ pub fn build_library() -> Result<PathBuf> {
     File::create(&log)?;
     let mut cargo = dirs::cargo();
     cargo.args(["build", "--release", "-p", "atropos"]);
-    Step { label: "build libatropos", log: &log, expected: Some(Duration::from_secs(30)), limit: None, watch: &mut |_| None }.run(cargo)?;
+    Step {
+        label: "build libatropos",
+        log: &log,
+        expected: Some(Duration::from_secs(30)),
+        limit: None,
+        watch: &mut |_| None,
+    }
+    .run(cargo)?;
     Ok(dirs::target()?.join("release/libatropos.a"))
 }
 
 fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).with_context(|| format!("cannot remove {}", path.display())),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
         _ => Ok(()),
     }
 }

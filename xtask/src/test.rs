@@ -28,7 +28,20 @@ struct Check {
 }
 
 const CHECKS: &[Check] = &[
-    Check { name: "setup", what: "Debian packages and the server user", command: || own(&["setup"]), limit_minutes: 20, needs: &[] },
+    Check {
+        name: "setup",
+        what: "Debian packages and the server user",
+        command: || own(&["setup"]),
+        limit_minutes: 20,
+        needs: &[],
+    },
+    Check {
+        name: "format",
+        what: "cargo fmt changes nothing",
+        command: || cargo(&["fmt", "--all", "--check"]),
+        limit_minutes: 2,
+        needs: &[],
+    },
     Check {
         name: "clippy",
         what: "no warning in any crate",
@@ -50,8 +63,20 @@ const CHECKS: &[Check] = &[
         limit_minutes: 20,
         needs: &[],
     },
-    Check { name: "install", what: "installed package, used through CMake and pkg-config", command: install, limit_minutes: 10, needs: &[] },
-    Check { name: "demo", what: "embedded demonstration on SQLite, short", command: || own(&["demo", "--smoke"]), limit_minutes: 10, needs: &[] },
+    Check {
+        name: "install",
+        what: "installed package, used through CMake and pkg-config",
+        command: install,
+        limit_minutes: 10,
+        needs: &[],
+    },
+    Check {
+        name: "demo",
+        what: "embedded demonstration on SQLite, short",
+        command: || own(&["demo", "--smoke"]),
+        limit_minutes: 10,
+        needs: &[],
+    },
     Check {
         name: "patches",
         what: "patch series complete, documented and small",
@@ -131,7 +156,8 @@ pub fn test(args: &TestArgs) -> Result<ExitCode> {
             bail!("--only {name}: there is no such step; the steps are {}", names.join(", "));
         }
     }
-    let selected: Vec<&Check> = CHECKS.iter().filter(|c| args.only.is_empty() || args.only.iter().any(|n| n == c.name)).collect();
+    let selected: Vec<&Check> =
+        CHECKS.iter().filter(|c| args.only.is_empty() || args.only.iter().any(|n| n == c.name)).collect();
     if args.list {
         for check in selected {
             println!("{:<12} {}\n             $ {}", check.name, check.what, progress::shown(&(check.command)()?));
@@ -142,10 +168,15 @@ pub fn test(args: &TestArgs) -> Result<ExitCode> {
     let mut done: Vec<(&Check, Outcome, Counts, Duration)> = Vec::new();
     for (i, check) in selected.iter().enumerate() {
         println!("[{}/{}] {}: {}", i + 1, selected.len(), check.name, check.what);
-        let broken = check.needs.iter().find(|need| done.iter().any(|(c, o, ..)| c.name == **need && !matches!(o, Outcome::Passed)));
+        let broken = check
+            .needs
+            .iter()
+            .find(|need| done.iter().any(|(c, o, ..)| c.name == **need && !matches!(o, Outcome::Passed)));
         let started = Instant::now();
         let (outcome, counts) = match broken {
-            Some(need) => (Outcome::Skipped(format!("it needs the step `{need}`, which did not pass")), Counts::default()),
+            Some(need) => {
+                (Outcome::Skipped(format!("it needs the step `{need}`, which did not pass")), Counts::default())
+            }
             // A step that cannot even start has failed; the others still run.
             None => run(check, &logs.join(format!("{}.log", check.name)))
                 .unwrap_or_else(|error| (Outcome::Failed(format!("{error:#}")), Counts::default())),
@@ -169,7 +200,8 @@ fn run(check: &Check, log: &Path) -> Result<(Outcome, Counts)> {
         (!line.is_empty()).then(|| line.chars().take(70).collect())
     };
     let limit = Some(Duration::from_secs(check.limit_minutes * 60));
-    let ended = Step { label: check.name, log, expected: None, limit, watch: &mut watch }.run_unchecked((check.command)()?)?;
+    let ended =
+        Step { label: check.name, log, expected: None, limit, watch: &mut watch }.run_unchecked((check.command)()?)?;
     let outcome = match ended {
         // A tool that counts failures and yet exits with 0 is not to be believed.
         Ended::Code(0) if counts.failed == 0 => Outcome::Passed,
@@ -192,13 +224,18 @@ impl Counts {
             self.skipped_names.push(name.to_string());
             return;
         }
-        let result = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")).map(|(_, counts)| counts);
+        let result =
+            line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")).map(|(_, counts)| counts);
         let parts: Vec<&str> = result.unwrap_or(line).split(if result.is_some() { "; " } else { ", " }).collect();
         let number = |part: Option<&&str>, words: &[&str]| -> Option<u64> {
             let (number, word) = part?.split_once(' ')?;
             words.contains(&word).then(|| number.parse().ok())?
         };
-        let all = (number(parts.first(), &["passed"]), number(parts.get(1), &["failed"]), number(parts.get(2), &["ignored", "skipped"]));
+        let all = (
+            number(parts.first(), &["passed"]),
+            number(parts.get(1), &["failed"]),
+            number(parts.get(2), &["ignored", "skipped"]),
+        );
         if let (Some(passed), Some(failed), Some(skipped)) = all {
             self.passed += passed;
             self.failed += failed;
@@ -237,7 +274,11 @@ fn summary(done: &[(&Check, Outcome, Counts, Duration)]) -> ExitCode {
         }
     }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
-    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if failed > 0 {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 #[cfg(test)]
@@ -280,7 +321,11 @@ mod tests {
     }
 
     fn check(command: fn() -> Result<Command>) -> (Outcome, Counts) {
-        let log = std::env::temp_dir().join(format!("atropos-xtask-{}-{:?}.log", std::process::id(), std::thread::current().id()));
+        let log = std::env::temp_dir().join(format!(
+            "atropos-xtask-{}-{:?}.log",
+            std::process::id(),
+            std::thread::current().id()
+        ));
         let found = run(&Check { name: "t", what: "", command, limit_minutes: 1, needs: &[] }, &log).unwrap();
         std::fs::remove_file(log).unwrap();
         found
@@ -295,7 +340,9 @@ mod tests {
     #[test]
     fn exit_code_and_counted_failures_both_fail_a_step() {
         assert!(matches!(check(|| sh("echo 2 passed, 0 failed, 0 skipped")), (Outcome::Passed, c) if c.passed == 2));
-        assert!(matches!(check(|| sh("echo boom; exit 3")), (Outcome::Failed(why), _) if why.contains("code 3") && why.contains("boom")));
+        assert!(
+            matches!(check(|| sh("echo boom; exit 3")), (Outcome::Failed(why), _) if why.contains("code 3") && why.contains("boom"))
+        );
         assert!(matches!(check(|| sh("echo 2 passed, 1 failed, 0 skipped")), (Outcome::Failed(_), c) if c.failed == 1));
     }
 }

@@ -19,6 +19,7 @@ use crate::region::lease::Role;
 use crate::region::owner::ProcessId;
 use crate::region::{text, Region};
 use crate::report::decision::{next_id, Considered, Decision, LogFile, Outcome};
+use crate::report::json::Json;
 
 const MS: u64 = 1_000_000;
 /// Edges asked of the host at once.
@@ -270,6 +271,7 @@ impl Controller {
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
         let choice = choose(&estimate, &window, &policy, budget);
+        let replay = (!choice.picks.is_empty()).then(|| replay_json(&window, &params, &policy, budget));
         if !self.overloaded {
             self.overloaded = true;
             self.report_overload(region, &choice, &signal);
@@ -277,7 +279,7 @@ impl Controller {
         if choice.picks.is_empty() && enforce && budget == 0 {
             h.counters.cancels_over_budget.fetch_add(1, Relaxed);
         }
-        self.act(region, now_ns, &window, &signal, &estimate, &choice, log_path);
+        self.act(region, now_ns, &window, &signal, &estimate, &choice, replay, log_path);
     }
 
     fn report_overload(&self, region: &Region, choice: &Choice, signal: &Signal) {
@@ -318,6 +320,7 @@ impl Controller {
         signal: &Signal,
         estimate: &Estimate,
         choice: &Choice,
+        mut replay: Option<String>,
         log_path: Option<&str>,
     ) {
         let considered = considered(window, estimate, choice);
@@ -342,6 +345,8 @@ impl Controller {
                 oldest_in_flight_ns: signal.oldest_in_flight_ns,
                 contention: estimate.resources.iter().map(|r| (r.name.clone(), r.level)).collect(),
                 candidates: considered.clone(),
+                // The picks of one choice share their evidence.
+                replay: replay.take(),
                 suspected_after_ms: now_ns.saturating_sub(signal.since_ns) as f64 / 1e6,
                 ..self.blank(region, pick.task, pick.scope, slot, now_ns)
             };
@@ -423,10 +428,11 @@ impl Controller {
             ended_ms: None,
             contention_after: None,
             would_have: String::new(),
+            replay: None,
         }
     }
 
-    fn send(&mut self, region: &Region, now_ns: u64, decision: Decision, request: Request, log_path: Option<&str>) {
+    fn send(&mut self, region: &Region, now_ns: u64, mut decision: Decision, request: Request, log_path: Option<&str>) {
         // A leader that was suspended since the tick began must not act for its successor.
         if !region.header().lease.holds(self.me, self.term) {
             return;
@@ -483,6 +489,21 @@ impl Controller {
 
 fn budget_params(c: &Config) -> BudgetParams {
     BudgetParams { rate_per_s: c.cancel_rate_per_s, burst: c.cancel_burst, share: c.cancel_share }
+}
+
+/// What estimator and policy were given.
+fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyParams, budget: usize) -> String {
+    let durations =
+        estimator.class_duration_ns.iter().fold(Json::object(), |j, (class, ns)| j.int(&class.to_string(), *ns));
+    Json::object()
+        .float("contention_threshold", policy.contention_threshold)
+        .float("min_relief", policy.min_relief)
+        .int("min_gain_ns", policy.min_gain_ns)
+        .float("near_tie", policy.near_tie)
+        .raw("class_duration_ns", &durations.end())
+        .int("budget", budget as u64)
+        .raw("window", &crate::report::window::json(window))
+        .end()
 }
 
 /// The chosen and the best of the others, for the record.

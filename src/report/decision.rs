@@ -4,6 +4,7 @@
 //! same id supersedes the earlier one. The region keeps the last ones for whoever asks.
 
 use super::json::{number, Json};
+use super::window::kind_name;
 use crate::cancel::action::{self, Level};
 use crate::config::Mode;
 use crate::control::window::ResourceKind;
@@ -98,6 +99,8 @@ pub struct Decision {
     pub contention_after: Option<f64>,
     /// Observe mode: what cancelling would have given back, in words.
     pub would_have: String,
+    /// What estimator and policy were given, as JSON: enough to replay the decision. Only the log file gets it, once.
+    pub replay: Option<String>,
 }
 
 impl Decision {
@@ -111,12 +114,7 @@ impl Decision {
             .int("scope", self.scope)
             .int("pid", self.owner_pid)
             .end();
-        let kind = match self.resource_kind {
-            Some(ResourceKind::Lock) => "LOCK",
-            Some(ResourceKind::Memory) => "MEMORY",
-            Some(ResourceKind::Queue) => "QUEUE",
-            None => "",
-        };
+        let kind = self.resource_kind.map_or("", kind_name);
         let resource = Json::object()
             .int("id", self.resource)
             .text("name", &self.resource_name)
@@ -205,7 +203,7 @@ impl Decision {
     }
 
     /// Keeps it in the region, the log file and the host's log.
-    pub fn record(&self, region: &Region, log: &mut LogFile, path: Option<&str>) {
+    pub fn record(&mut self, region: &Region, log: &mut LogFile, path: Option<&str>) {
         let json = self.json();
         let entry = &region.header().decisions[self.id as usize % DECISIONS];
         // Too long for its place: the candidates are what can be missed.
@@ -224,7 +222,13 @@ impl Decision {
                 }
             });
         }
-        log.append(region, path, &json);
+        match self.replay.take() {
+            Some(replay) => {
+                let whole = format!("{},\"replay\":{replay}}}", json.strip_suffix('}').unwrap_or(&json));
+                log.append(region, path, &whole)
+            }
+            None => log.append(region, path, &json),
+        }
         action::log(Level::Notice, &self.words());
     }
 }

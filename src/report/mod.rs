@@ -3,3 +3,4 @@
 pub mod decision;
 pub mod json;
 pub mod stats;
+pub mod window;

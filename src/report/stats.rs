@@ -95,7 +95,7 @@ pub fn json(region: &Region) -> String {
         .registered()
         .fold(Json::array(), |list, (id, entry)| {
             let t = &totals[id as usize];
-            let kind = ["", "LOCK", "MEMORY", "QUEUE"][(entry.kind.load(Relaxed) as usize).min(3)];
+            let kind = entry.kind().map_or("", super::window::kind_name);
             let item = Json::object()
                 .int("id", id)
                 .text("name", &entry.name())

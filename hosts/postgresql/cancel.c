@@ -62,8 +62,8 @@ raise_cancel(const atropos_cancel_info *info, int level, int code, const char *m
 			 errmsg_internal("%s due to %s", message, by_hand ? "administrator request" :
 							 level == FATAL ? "an idle transaction that blocks others" : "resource overload"),
 			 errdetail("Atropos: %s (statement " UINT64_FORMAT ").", why, info->scope),
-			 errdetail_log("Atropos: %s (statement " UINT64_FORMAT ", decision " UINT64_FORMAT "): %s", why, info->scope,
-						   info->decision_id, info->reason),
+			 errdetail_log("Atropos: %s (statement " UINT64_FORMAT ", decision " UINT64_FORMAT ").", why, info->scope,
+						   info->decision_id),
 			 by_hand ? 0 : errhint("%s", hint)));
 }
 

@@ -164,7 +164,7 @@ static int on_cancel(const atropos_cancel_request *request, void *arg) {
   if (request->key == 0 || request->key > DEMO_MAX_SESSIONS) return -1;
   session *s = &S.sessions[request->key - 1];
   pthread_mutex_lock(&s->guard);
-  bool same = s->task == request->task && s->scope == request->scope && s->interruptible;
+  bool same = request->task != 0 && s->task == request->task && s->scope == request->scope && s->interruptible;
   if (same) {
     note_cancel();
     stop_request(s);

@@ -1,14 +1,11 @@
 /* The server alone, with the library linked but never started, then with mode off: nothing may change for a client.
- * Ends with 0 when all answers are right. SPDX-License-Identifier: MIT OR Apache-2.0
+ * Then cancels that fly at random moments: none may hit a later request. Ends with 0 when all is right.
+ * SPDX-License-Identifier: MIT OR Apache-2.0
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "server.c" /* the cancel guard is its own business, but not untested */
 
-#include "atropos.h"
-#include "server.h"
-#include "wire.h"
+#include <sched.h>
+#include <sys/wait.h>
 
 static int failures;
 
@@ -76,15 +73,87 @@ static int run_with_mode(uint32_t mode, const char *dir) {
   return failures != 0;
 }
 
+static struct {
+  session *s;
+  atomic_bool end;
+  _Atomic uint64_t last_delivered; /* the task it was decided for */
+  atomic_uint delivered, late;
+} fire;
+
+/* Decides to cancel whatever runs now, and acts on it a random while later. */
+static void *fire_main(void *arg) {
+  (void)arg;
+  unsigned random = 1;
+  while (!atomic_load(&fire.end)) {
+    pthread_mutex_lock(&fire.s->guard);
+    atropos_cancel_request request = {.size = sizeof request, .key = fire.s->key, .task = fire.s->task, .scope = fire.s->scope};
+    pthread_mutex_unlock(&fire.s->guard);
+    if (request.task == 0) continue;
+    random = random * 1103515245 + 12345;
+    uint64_t until = now_ns() + (random & 0x10000 ? 0 : (random >> 17) % 40000);
+    while (now_ns() < until) sched_yield();
+    if (on_cancel(&request, NULL) != 0) {
+      fire.late++;
+      continue;
+    }
+    atomic_store(&fire.last_delivered, request.task);
+    fire.delivered++;
+  }
+  return NULL;
+}
+
+static int run_with_random_cancels(const char *dir) {
+  enum { LEAST_REQUESTS = 10000, ENOUGH = 30 };
+  char db[256], path[100], seen[160];
+  snprintf(db, sizeof db, "%s/smoke.db", dir);
+  snprintf(path, sizeof path, "%s/smoke.sock", dir);
+  server_options options = {.socket_path = path, .db_path = db, .seed = 7, .mode = ATROPOS_MODE_ENFORCE, .slo_ms = 1000};
+  if (server_start(&options) != 0) return 1;
+  session *s = fire.s = &S.sessions[DEMO_MAX_SESSIONS - 1];
+  pthread_t thread;
+  if (!session_open(s) || pthread_create(&thread, NULL, fire_main, NULL) != 0) return 1;
+  unsigned stopped = 0, wrong = 0, failed = 0, requests = 0;
+  /* Until enough of both kinds were seen, however the machine schedules the two threads. */
+  uint64_t deadline = now_ns() + 20000000000u;
+  for (; now_ns() < deadline && (requests < LEAST_REQUESTS || stopped < ENOUGH || atomic_load(&fire.late) < ENOUGH); requests++) {
+    int64_t out[2];
+    request_begin(s, CLASS_READ, "READ");
+    int rc = run(s, Q_READ, (int64_t[]){requests % DEMO_ACCOUNTS + 1, 0}, out);
+    uint64_t task = s->task;
+    request_end(s);
+    if (rc == SQLITE_INTERRUPT) {
+      /* It may be stopped before the other thread has noted down whom it meant. */
+      uint64_t give_up = now_ns() + 2000000000u;
+      while (atomic_load(&fire.last_delivered) != task && now_ns() < give_up) sched_yield();
+      if (atomic_load(&fire.last_delivered) == task) stopped++;
+      else wrong++;
+    } else if (rc != SQLITE_OK) {
+      failed++;
+    }
+    if (wrong > 3) break; /* each costs two seconds, and one is enough */
+  }
+  atomic_store(&fire.end, true);
+  pthread_join(thread, NULL);
+  snprintf(seen, sizeof seen, "%u requests, %u cancels delivered, %u refused as late; %u requests stopped, %u by another's cancel, %u failed",
+           requests, atomic_load(&fire.delivered), atomic_load(&fire.late), stopped, wrong, failed);
+  printf("smoke: %s\n", seen);
+  expect("a cancel never hits a later request", wrong == 0 && failed == 0, seen);
+  expect("enough cancels were late, and enough stopped a request, within 20 s", atomic_load(&fire.late) >= ENOUGH && stopped >= ENOUGH, seen);
+  for (int i = 0; i < Q_COUNT; i++) sqlite3_finalize(s->query[i]);
+  sqlite3_close(s->db);
+  server_stop();
+  return failures != 0;
+}
+
 int main(int argc, char **argv) {
   const char *dir = argc > 1 ? argv[1] : ".";
-  static const uint32_t MODES[] = {0, ATROPOS_MODE_OFF};
-  for (int i = 0; i < 2; i++) {
+  static const char *const NAMES[] = {"without atropos_init", "with mode off", "with cancels at random moments"};
+  for (int i = 0; i < 3; i++) {
     pid_t child = fork(); /* one server per process */
-    if (child == 0) exit(run_with_mode(MODES[i], dir));
+    if (child == 0) exit(i < 2 ? run_with_mode(i == 0 ? 0 : ATROPOS_MODE_OFF, dir) : run_with_random_cancels(dir));
     int status = 1;
     if (child < 0 || waitpid(child, &status, 0) < 0 || status != 0) {
-      fprintf(stderr, "smoke: failed %s\n", i == 0 ? "without atropos_init" : "with mode off");
+      fprintf(stderr, "smoke: failed %s\n", NAMES[i]);
       return 1;
     }
   }

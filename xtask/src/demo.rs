@@ -31,7 +31,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let programs = Programs::build()?;
     let (length_s, modes) = if args.smoke { (SMOKE_S, &MODES[2..]) } else { (FULL_S, &MODES[..]) };
     if args.smoke {
-        programs.step("the server with the library off", &mut |_| None).run(programs.command("smoke"))?;
+        programs.step("the server with the library off, and cancels at random", &mut |_| None).run(programs.command("smoke"))?;
     }
     let mut days = args.smoke.then_some(SMOKE_DAYS);
     let mut runs = Vec::new();

@@ -31,7 +31,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let programs = Programs::build()?;
     let (length_s, modes) = if args.smoke { (SMOKE_S, &MODES[2..]) } else { (FULL_S, &MODES[..]) };
     if args.smoke {
-        programs.step("the server with the library off, and cancels at random", &mut |_| None).run(programs.command("smoke"))?;
+        programs
+            .step("the server with the library off, and cancels at random", &mut |_| None)
+            .run(programs.command("smoke"))?;
     }
     let mut days = args.smoke.then_some(SMOKE_DAYS);
     let mut runs = Vec::new();
@@ -215,7 +217,7 @@ pub fn rows(runs: &[Value]) -> Vec<(&'static str, Vec<String>)> {
         value.map_or("–".into(), |ms| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{} ms", grouped(ms)) })
     };
     let cell = |f: &dyn Fn(&Value) -> String| runs.iter().map(f).collect::<Vec<_>>();
-    vec![
+    let mut rows = vec![
         ("requests/s", cell(&|r| number(r, "tps").map_or("–".into(), grouped))),
         ("… beside clean", cell(&|r| beside(r, "tps"))),
         ("writes/s", cell(&|r| number(r, "writes_per_s").map_or("–".into(), grouped))),
@@ -227,7 +229,11 @@ pub fn rows(runs: &[Value]) -> Vec<(&'static str, Vec<String>)> {
         ("cancelled", cell(&|r| r["cancelled"].to_string())),
         ("… victims", cell(&|r| r["false_cancelled"].to_string())),
         ("given up by users", cell(&|r| number(r, "given_up").map_or("–".into(), grouped))),
-    ]
+    ];
+    if clean.is_none() {
+        rows.retain(|(name, _)| !name.contains("beside clean"));
+    }
+    rows
 }
 
 fn table(runs: &[Value]) -> String {

@@ -51,21 +51,48 @@ pub fn html(runs: &[Value]) -> Result<String> {
     let clean_writes = runs.iter().find(|r| r["mode"] == "clean").and_then(|r| r["writes_per_s"].as_f64());
     let clean_reads = runs.iter().find(|r| r["mode"] == "clean").and_then(|r| r["reads_per_s"].as_f64());
     let charts = [
-        ("Writes answered per second", "higher is better; the burst after a stall is cut off", "writes_per_s", Scale::Linear(clean_writes.map(|w| w * 1.6))),
-        ("p99 latency in ms", "lower is better; each line up is ten times slower; requests still waiting count with their age", "p99_ms", Scale::Log),
+        (
+            "Writes answered per second",
+            "higher is better; the burst after a stall is cut off",
+            "writes_per_s",
+            Scale::Linear(clean_writes.map(|w| w * 1.6)),
+        ),
+        (
+            "p99 latency in ms",
+            "lower is better; each line up is ten times slower; requests still waiting count with their age",
+            "p99_ms",
+            Scale::Log,
+        ),
         ("Writers that wait for the lock", "lower is better", "waiting_writers", Scale::Linear(None)),
-        ("Reads answered per second", "readers do not need the lock: nothing to see here is right", "reads_per_s", Scale::Linear(clean_reads.map(|r| r * 1.3))),
+        (
+            "Reads answered per second",
+            "readers do not need the lock: nothing to see here is right",
+            "reads_per_s",
+            Scale::Linear(clean_reads.map(|r| r * 1.3)),
+        ),
     ];
     let mut figures = String::new();
     for (title, note, field, scale) in charts {
         let svg = chart(runs, field, scale).with_context(|| format!("drawing \"{title}\""))?;
         figures += &format!("<figure><figcaption>{title} <span>{note}</span></figcaption>{svg}</figure>\n");
     }
-    let legend: String = runs.iter().filter_map(|r| r["mode"].as_str())
-        .map(|mode| format!("<li class={mode}><b style=\"border-color:var(--{mode})\"></b>{mode}: {}</li>", meaning(mode))).collect();
-    let heads: String = runs.iter().map(|r| format!("<th>{}</th>", escape(r["mode"].as_str().unwrap_or("?")))).collect();
-    let lines: String = rows(runs).into_iter()
-        .map(|(name, cells)| format!("<tr><th>{name}</th>{}</tr>\n", cells.iter().map(|c| format!("<td>{}</td>", escape(c))).collect::<String>()))
+    let legend: String = runs
+        .iter()
+        .filter_map(|r| r["mode"].as_str())
+        .map(|mode| {
+            format!("<li class={mode}><b style=\"border-color:var(--{mode})\"></b>{mode}: {}</li>", meaning(mode))
+        })
+        .collect();
+    let heads: String =
+        runs.iter().map(|r| format!("<th>{}</th>", escape(r["mode"].as_str().unwrap_or("?")))).collect();
+    let lines: String = rows(runs)
+        .into_iter()
+        .map(|(name, cells)| {
+            format!(
+                "<tr><th>{name}</th>{}</tr>\n",
+                cells.iter().map(|c| format!("<td>{}</td>", escape(c))).collect::<String>()
+            )
+        })
         .collect();
     let first = runs.first().unwrap_or(&Value::Null);
     Ok(format!(
@@ -122,7 +149,10 @@ fn decisions(runs: &[Value]) -> Result<String> {
             if let Some(reply) = run["huge"]["reply"].as_str().filter(|r| r.starts_with("ERR cancelled ")) {
                 text += &format!("<p>Its client was told: <code>{}</code></p>", escape(reply));
             }
-            text += &format!("<details><summary>the record</summary><pre>{}</pre></details></div>\n", escape(&serde_json::to_string_pretty(decision)?));
+            text += &format!(
+                "<details><summary>the record</summary><pre>{}</pre></details></div>\n",
+                escape(&serde_json::to_string_pretty(decision)?)
+            );
         }
     }
     Ok(if text.is_empty() { "<p>No decision was recorded.</p>".into() } else { text })
@@ -137,12 +167,19 @@ enum Scale {
 
 /// A line per run over its time, with the onset marked.
 fn chart(runs: &[Value], field: &str, scale: Scale) -> Result<String> {
-    let lines: Vec<(RGBColor, Vec<(f64, f64)>)> = runs.iter().map(|run| {
-        let color = MODES.iter().position(|m| run["mode"] == *m).map_or(INK, |i| SERIES[i]);
-        let points = run["timeline"].as_array().into_iter().flatten()
-            .filter_map(|line| Some((line["t_s"].as_f64()?, line[field].as_f64()?))).collect();
-        (color, points)
-    }).collect();
+    let lines: Vec<(RGBColor, Vec<(f64, f64)>)> = runs
+        .iter()
+        .map(|run| {
+            let color = MODES.iter().position(|m| run["mode"] == *m).map_or(INK, |i| SERIES[i]);
+            let points = run["timeline"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|line| Some((line["t_s"].as_f64()?, line[field].as_f64()?)))
+                .collect();
+            (color, points)
+        })
+        .collect();
     let values = || lines.iter().flat_map(|(_, points)| points.iter());
     let end_s = values().map(|p| p.0).fold(1.0, f64::max);
     let highest = values().map(|p| p.1).fold(1.0, f64::max);
@@ -157,9 +194,21 @@ fn chart(runs: &[Value], field: &str, scale: Scale) -> Result<String> {
             ($y:expr, $low:expr, $high:expr, $labels:expr) => {{
                 let mut chart = builder.build_cartesian_2d(0.0..end_s, $y)?;
                 let text = ("sans-serif", 16).into_font().color(&INK);
-                chart.configure_mesh().disable_x_mesh().light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(GRID)
-                    .x_labels(7).y_labels($labels).x_label_style(text.clone()).y_label_style(text.clone()).x_desc("seconds")
-                    .axis_desc_style(text).x_label_formatter(&|s| format!("{s:.0}")).y_label_formatter(&|v| label(*v)).draw()?;
+                chart
+                    .configure_mesh()
+                    .disable_x_mesh()
+                    .light_line_style(TRANSPARENT)
+                    .bold_line_style(GRID)
+                    .axis_style(GRID)
+                    .x_labels(7)
+                    .y_labels($labels)
+                    .x_label_style(text.clone())
+                    .y_label_style(text.clone())
+                    .x_desc("seconds")
+                    .axis_desc_style(text)
+                    .x_label_formatter(&|s| format!("{s:.0}"))
+                    .y_label_formatter(&|v| label(*v))
+                    .draw()?;
                 chart.draw_series(LineSeries::new([(onset_s, $low), (onset_s, $high)], INK.stroke_width(1)))?;
                 for (color, points) in &lines {
                     let points = points.iter().map(|(t, v)| (*t, v.clamp($low, $high)));
@@ -186,7 +235,11 @@ fn chart(runs: &[Value], field: &str, scale: Scale) -> Result<String> {
 }
 
 fn label(value: f64) -> String {
-    if value > 0.0 && value < 1.0 { format!("{value:.1}") } else { crate::demo::grouped(value) }
+    if value > 0.0 && value < 1.0 {
+        format!("{value:.1}")
+    } else {
+        crate::demo::grouped(value)
+    }
 }
 
 fn escape(text: &str) -> String {

@@ -16,7 +16,9 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo")).join("header.rs");
     let written = bindgen::Builder::default()
         .header(include.join("atropos_trace.h").display().to_string())
-        .allowlist_item("(atropos|ATROPOS).*|createCancel|freeCancel|setCancelAction|getResource|freeResource|slowByResource")
+        .allowlist_item(
+            "(atropos|ATROPOS).*|createCancel|freeCancel|setCancelAction|getResource|freeResource|slowByResource",
+        )
         .layout_tests(true)
         .merge_extern_blocks(true)
         .generate()
@@ -30,9 +32,8 @@ fn main() {
 
 fn bindgen_libclang() -> Result<(), String> {
     std::panic::set_hook(Box::new(|_| ()));
-    let found = std::panic::catch_unwind(|| bindgen::clang_version().full).map_err(|cause| {
-        cause.downcast_ref::<String>().cloned().unwrap_or_else(|| "no reason given".into())
-    });
+    let found = std::panic::catch_unwind(|| bindgen::clang_version().full)
+        .map_err(|cause| cause.downcast_ref::<String>().cloned().unwrap_or_else(|| "no reason given".into()));
     drop(std::panic::take_hook());
     found.map(drop)
 }

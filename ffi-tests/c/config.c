@@ -79,7 +79,7 @@ int main(void) {
   c.window_ms = 5;
   refused_field(&c, "window_ms", "from 20 to 10000");
   c = config_of(NULL), c.mode = 9;
-  refused_field(&c, "mode", "enforce");
+  refused_field(&c, "mode", "ENFORCE");
   c = config_of(NULL), c.slo_ms = -1;
   refused_field(&c, "slo_ms", "from 0");
   volatile double zero = 0;

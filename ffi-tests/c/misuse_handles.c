@@ -14,6 +14,7 @@ static void call_everything(uint64_t handle) {
   CHECK_EQ(atropos_task_attach(handle), 0);
   atropos_task_detach(handle);
   CHECK_EQ(atropos_task_child(handle, handle), ATROPOS_E_STALE);
+  CHECK_EQ(atropos_task_cancel(handle, 0, NULL), ATROPOS_E_STALE);
   atropos_task_request_begin(handle, 1);
   atropos_task_request_end(handle, 0);
   CHECK_EQ(atropos_task_scope(handle), 0);

@@ -39,6 +39,7 @@ static void everything_answers_not_init(uint64_t handle) {
   CHECK_EQ(atropos_task_bind(handle), handle ? ATROPOS_E_NOT_INIT : ATROPOS_OK); /* unbinding is always fine */
   CHECK_EQ(atropos_task_set(handle, ATROPOS_TASK_CLASS, 1), ATROPOS_E_NOT_INIT);
   CHECK_EQ(atropos_task_child(handle, handle), ATROPOS_E_NOT_INIT);
+  CHECK_EQ(atropos_task_cancel(handle, 0, NULL), ATROPOS_E_NOT_INIT);
   CHECK_EQ(atropos_task_scope(handle), 0);
   CHECK_EQ(atropos_cancel_requested(), 0);
   CHECK_EQ(atropos_task_cancel_requested(handle), 0);

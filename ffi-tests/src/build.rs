@@ -34,7 +34,11 @@ pub fn scratch(name: &str) -> PathBuf {
 fn profile_dir() -> PathBuf {
     let exe = env::current_exe().expect("a test knows its own path");
     let deps = exe.parent().expect("lies in a folder");
-    if deps.ends_with("deps") { deps.parent().expect("deps lies in a folder").into() } else { deps.into() }
+    if deps.ends_with("deps") {
+        deps.parent().expect("deps lies in a folder").into()
+    } else {
+        deps.into()
+    }
 }
 
 /// `libatropos.so` and `libatropos.a`, built once per test process in the profile of the tests themselves.
@@ -91,7 +95,10 @@ pub fn compiler(source: &Path) -> Command {
 /// Runs a compiler command; its messages are the failure text.
 pub fn compile(mut cc: Command, what: &str) {
     let done = cc.output().unwrap_or_else(|e| {
-        panic!("cannot run {:?}: {e}; a C and a C++ compiler are needed (Debian: apt-get install gcc g++)", cc.get_program())
+        panic!(
+            "cannot run {:?}: {e}; a C and a C++ compiler are needed (Debian: apt-get install gcc g++)",
+            cc.get_program()
+        )
     });
     assert!(done.status.success(), "{what} does not compile:\n{}", String::from_utf8_lossy(&done.stderr));
 }

@@ -22,7 +22,10 @@ pub fn generate() -> Result<String, String> {
     config.export.exclude.extend(PAPER_NAMES.map(String::from));
 
     // The paper's names go into a part of their own: all else is excluded, nothing is included.
-    paper.export.exclude.extend(exported_functions(&sources)?.into_iter().filter(|f| !PAPER_NAMES.contains(&f.as_str())));
+    paper
+        .export
+        .exclude
+        .extend(exported_functions(&sources)?.into_iter().filter(|f| !PAPER_NAMES.contains(&f.as_str())));
     paper.export.item_types = vec![cbindgen::ItemType::Functions];
     (paper.include_guard, paper.header, paper.after_includes, paper.trailer) = (None, None, None, None);
     paper.sys_includes.clear();
@@ -33,9 +36,8 @@ pub fn generate() -> Result<String, String> {
         }
     }
     let main = bindings(config)?;
-    let (main, end) = main
-        .rsplit_once("#endif")
-        .ok_or("cbindgen wrote no include guard: cbindgen.toml must set include_guard")?;
+    let (main, end) =
+        main.rsplit_once("#endif").ok_or("cbindgen wrote no include guard: cbindgen.toml must set include_guard")?;
     Ok(format!(
         "{}\n\n#ifndef ATROPOS_NO_PAPER_NAMES\n{}\n#endif /* ATROPOS_NO_PAPER_NAMES */\n\n#endif{end}",
         main.trim_end(),

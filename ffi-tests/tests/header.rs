@@ -91,15 +91,37 @@ fn structs_have_the_layout_of_the_library() {
         };
     }
     same!(atropos_config {
-        size, region_path, file, text, decision_log, mode, max_tasks, max_workers, window_ms, trigger_windows,
-        verify_ms, slo_ms, slo_tolerance, contention_threshold, min_relief, cancel_rate_per_s, cancel_burst,
+        size,
+        region_path,
+        file,
+        text,
+        decision_log,
+        mode,
+        max_tasks,
+        max_workers,
+        window_ms,
+        trigger_windows,
+        verify_ms,
+        slo_ms,
+        slo_tolerance,
+        contention_threshold,
+        min_relief,
+        cancel_rate_per_s,
+        cancel_burst,
         cancel_share,
     });
     same!(atropos_edge { waiter, blocker, resource, kind, instance });
-    same!(atropos_cancel_request {
-        size, task, key, scope, owner_pid, rung, decision_id, resource, instance, reason,
-    });
+    same!(atropos_cancel_request { size, task, key, scope, owner_pid, rung, decision_id, resource, instance, reason });
     same!(atropos_cancel_info {
-        size, scope, decision_id, resource, rung, instance, held_ns, victims, resource_name, reason,
+        size,
+        scope,
+        decision_id,
+        resource,
+        rung,
+        instance,
+        held_ns,
+        victims,
+        resource_name,
+        reason,
     });
 }

@@ -35,6 +35,7 @@ programs! {
     agent_poll: "agent.c" ["poll"];
     agent_thread: "agent.c" ["thread"];
     agent_anywhere: "agent.c" ["anywhere"];
+    by_hand: "by_hand.c" [];
     misuse_null: "misuse_null.c" [];
     misuse_handles: "misuse_handles.c" [];
     misuse_counters: "misuse_counters.c" [];

@@ -38,10 +38,8 @@ fn header_and_exports_agree() {
 
 #[test]
 fn only_prefixed_names_and_the_papers_six_are_exported() {
-    let foreign: Vec<_> = exported()
-        .into_iter()
-        .filter(|s| !s.starts_with("atropos_") && !PAPER_NAMES.contains(&s.as_str()))
-        .collect();
+    let foreign: Vec<_> =
+        exported().into_iter().filter(|s| !s.starts_with("atropos_") && !PAPER_NAMES.contains(&s.as_str())).collect();
     assert!(foreign.is_empty(), "these would collide with a host's own names: {foreign:?}");
 }
 

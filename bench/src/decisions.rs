@@ -47,7 +47,9 @@ fn parse(text: &str, run_ns: (i64, i64), wall_offset_ns: i64) -> Result<Vec<Deci
         let result = json["result"].as_str().with_context(|| format!("line {}: no \"result\"", number + 1))?.to_owned();
         let mut time_ns = json["time_ns"].as_i64().unwrap_or(0);
         if !(run_ns.0..=run_ns.1).contains(&time_ns) {
-            let wall_ms = json["wall_ms"].as_f64().with_context(|| format!("line {}: neither a usable \"time_ns\" nor \"wall_ms\"", number + 1))?;
+            let wall_ms = json["wall_ms"]
+                .as_f64()
+                .with_context(|| format!("line {}: neither a usable \"time_ns\" nor \"wall_ms\"", number + 1))?;
             time_ns = (wall_ms * 1e6) as i64 - wall_offset_ns;
         }
         let key = json["task"]["key"].as_i64().with_context(|| format!("line {}: no task.key", number + 1))?;

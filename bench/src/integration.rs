@@ -5,9 +5,9 @@ use crate::pg::cluster::{guc, new_run_dir, Cluster};
 use crate::pg::install::Install;
 use crate::pg::session::{self, SqlFailure};
 use crate::pg::template::{self, Dataset};
+use crate::race;
 use crate::record::{Mode, Record};
 use crate::runner::{module_settings, run_once, summary, Options};
-use crate::race;
 use anyhow::{bail, ensure, Context, Result};
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,8 @@ fn sql_surface(install: &Install, _seed: u64) -> Result<String> {
     let mut client = cluster.connect("check")?;
     client.batch_execute("CREATE EXTENSION atropos")?;
     let status: String = client.query_one("SELECT atropos_status()::text", &[])?.get(0);
-    let json: serde_json::Value = serde_json::from_str(&status).with_context(|| format!("atropos_status(): {status}"))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&status).with_context(|| format!("atropos_status(): {status}"))?;
     ensure!(json.is_object(), "atropos_status() is {status}");
     client.query("SELECT * FROM atropos_decisions()", &[])?;
     client.batch_execute("CREATE ROLE nobody_special; SET ROLE nobody_special")?;
@@ -160,7 +161,10 @@ fn idle(install: &Install, seed: u64) -> Result<String> {
 
 fn queued_ddl(install: &Install, seed: u64) -> Result<String> {
     let record = short_case(install, "x9", Mode::Enforce, seed, 12.0)?;
-    ensure!(record.actors.iter().any(|a| a.role == Role::Bystander && a.failure.is_none()), "the report did not finish");
+    ensure!(
+        record.actors.iter().any(|a| a.role == Role::Bystander && a.failure.is_none()),
+        "the report did not finish"
+    );
     Ok(told(record))
 }
 
@@ -198,7 +202,8 @@ fn protected_role(install: &Install, _seed: u64) -> Result<String> {
         committed.context("the protected session")
     });
     waited?;
-    let acted = std::fs::read_to_string(cluster.decision_log()).map_or(0, |t| t.lines().filter(|l| !l.contains("would_cancel")).count());
+    let acted = std::fs::read_to_string(cluster.decision_log())
+        .map_or(0, |t| t.lines().filter(|l| !l.contains("would_cancel")).count());
     ensure!(acted == 0, "{acted} decisions acted though the holder is protected");
     cluster.finish()?;
     Ok("it held a table for 3 s under an objective of 20 ms and committed".into())

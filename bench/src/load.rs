@@ -108,7 +108,12 @@ pub fn prepare(socket_dir: &Path, schema: &str, tables: u32, rows: u32) -> Resul
         .output()
         .context("run sysbench (install it: apt-get install sysbench)")?;
     if !out.status.success() {
-        bail!("sysbench prepare failed ({}): {}{}", out.status, String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        bail!(
+            "sysbench prepare failed ({}): {}{}",
+            out.status,
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
     }
     Ok(())
 }
@@ -116,7 +121,8 @@ pub fn prepare(socket_dir: &Path, schema: &str, tables: u32, rows: u32) -> Resul
 /// "sysbench 1.0.20".
 pub fn version() -> String {
     let out = Command::new("sysbench").arg("--version").output();
-    out.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned()).unwrap_or_else(|_| "sysbench: not installed".into())
+    out.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+        .unwrap_or_else(|_| "sysbench: not installed".into())
 }
 
 impl Load {
@@ -141,7 +147,8 @@ impl Load {
             .env("ATROPOS_BENCH_TEST", self.test)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut process = Guarded::spawn(command, libc::SIGKILL, None).context("start sysbench (install it: apt-get install sysbench)")?;
+        let mut process = Guarded::spawn(command, libc::SIGKILL, None)
+            .context("start sysbench (install it: apt-get install sysbench)")?;
         let tail = Arc::new(Mutex::new(Tail::default()));
         let out = process.child().stdout.take().context("sysbench's stdout")?;
         let err = process.child().stderr.take().context("sysbench's stderr")?;
@@ -152,7 +159,9 @@ impl Load {
             std::thread::spawn(move || {
                 for line in BufReader::new(stream).lines().map_while(Result::ok) {
                     let Ok(mut tail) = tail.lock() else { return };
-                    if let Some(tps) = line.split("tps: ").nth(1).and_then(|r| r.split_whitespace().next()?.parse().ok()) {
+                    if let Some(tps) =
+                        line.split("tps: ").nth(1).and_then(|r| r.split_whitespace().next()?.parse().ok())
+                    {
                         tail.tps = tps;
                     } else if !line.trim().is_empty() {
                         tail.lines.push(line);
@@ -189,11 +198,16 @@ impl RunningLoad {
         match self.process.wait_until(Instant::now() + patience)? {
             Some(status) if status.success() => {}
             Some(status) => bail!("sysbench failed ({status}):\n{}", self.last_lines()),
-            None => bail!("sysbench did not end within {} s after its time:\n{}", patience.as_secs(), self.last_lines()),
+            None => {
+                bail!("sysbench did not end within {} s after its time:\n{}", patience.as_secs(), self.last_lines())
+            }
         }
         let mut log = LoadLog::default();
         for thread in 0..self.threads {
-            log.read(&self.prefix.with_extension(format!("{thread}.bin")), &self.prefix.with_extension(format!("{thread}.err")))?;
+            log.read(
+                &self.prefix.with_extension(format!("{thread}.bin")),
+                &self.prefix.with_extension(format!("{thread}.err")),
+            )?;
         }
         log.transactions.sort_unstable_by_key(|t| t.end_ns());
         Ok(log)

@@ -13,14 +13,17 @@ pub struct Machine {
 }
 
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim_start_matches([' ', '\t', ':', '=']).trim().trim_matches('"'))
+    text.lines()
+        .find_map(|l| l.strip_prefix(name))
+        .map(|v| v.trim_start_matches([' ', '\t', ':', '=']).trim().trim_matches('"'))
 }
 
 impl Machine {
     pub fn here() -> Machine {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let (cpu, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
-        let kib: f64 = field(&memory, "MemTotal").and_then(|v| v.split_whitespace().next()?.parse().ok()).unwrap_or(0.0);
+        let kib: f64 =
+            field(&memory, "MemTotal").and_then(|v| v.split_whitespace().next()?.parse().ok()).unwrap_or(0.0);
         Machine {
             cpu: field(&cpu, "model name").unwrap_or("unknown").to_owned(),
             cores: std::thread::available_parallelism().map_or(0, |n| n.get()),

@@ -171,7 +171,8 @@ fn main() -> ExitCode {
         Command::Case(a) => case(a),
         Command::Overhead(a) => overhead_command(a),
         Command::Integration(a) => {
-            integration::run(&Install::find(Variant::Patched, a.prefix.as_deref())?, a.seed, a.only.as_deref()).map(|()| true)
+            integration::run(&Install::find(Variant::Patched, a.prefix.as_deref())?, a.seed, a.only.as_deref())
+                .map(|()| true)
         }
         Command::Race(a) => race_command(a),
     });
@@ -186,7 +187,8 @@ fn main() -> ExitCode {
 }
 
 fn json_lines(path: Option<&PathBuf>) -> Result<Option<File>> {
-    path.map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display()))).transpose()
+    path.map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
+        .transpose()
 }
 
 fn case(a: CaseArgs) -> Result<bool> {
@@ -199,7 +201,8 @@ fn case(a: CaseArgs) -> Result<bool> {
     let Some(id) = a.case.as_deref() else { bail!("which case? `--list` tells them") };
     let case = cases::find(id)?;
     let install = Install::find(a.variant, a.prefix.as_deref())?;
-    let mut modes: Vec<Mode> = if a.mode.is_empty() { vec![Mode::Enforce] } else { a.mode.iter().flat_map(|m| m.modes()).collect() };
+    let mut modes: Vec<Mode> =
+        if a.mode.is_empty() { vec![Mode::Enforce] } else { a.mode.iter().flat_map(|m| m.modes()).collect() };
     modes.sort_unstable();
     modes.dedup();
     if a.duration.is_some_and(|d| !(1.0..=86_400.0).contains(&d)) {
@@ -207,7 +210,14 @@ fn case(a: CaseArgs) -> Result<bool> {
     }
     let options = runner::Options { seed: a.seed, duration_s: a.duration, set: a.set.clone() };
     let mut json = json_lines(a.json.as_ref())?;
-    eprintln!("{}: {} (PostgreSQL {}, {} rounds of {})", case.id, case.title, install.version, a.runs, modes.iter().map(|m| m.name()).collect::<Vec<_>>().join(", "));
+    eprintln!(
+        "{}: {} (PostgreSQL {}, {} rounds of {})",
+        case.id,
+        case.title,
+        install.version,
+        a.runs,
+        modes.iter().map(|m| m.name()).collect::<Vec<_>>().join(", ")
+    );
     let records = runner::run_rounds(&install, case, &modes, a.runs, &options, |r: &Record| {
         println!("{}", runner::summary(r));
         if let Some(file) = &mut json {
@@ -216,13 +226,23 @@ fn case(a: CaseArgs) -> Result<bool> {
         Ok(())
     })?;
     let judged = record::judge(case, &records);
-    let mut text = format!("{}: {}\n\nMedians (smallest..largest); \"first cancel\" of observe is the would-be decision.\n\n{}\n", case.id, case.title, record::table(&records));
+    let mut text = format!(
+        "{}: {}\n\nMedians (smallest..largest); \"first cancel\" of observe is the would-be decision.\n\n{}\n",
+        case.id,
+        case.title,
+        record::table(&records)
+    );
     for (holds, said) in &judged {
         text += &format!("- {} {said}\n", if *holds { "holds:" } else { "FALLS SHORT:" });
     }
     println!("\n{text}");
     if a.record {
-        let settings = base_settings().into_iter().chain((case.settings)()).chain(a.set).map(|(n, v)| format!("{n} = {v}")).collect();
+        let settings = base_settings()
+            .into_iter()
+            .chain((case.settings)())
+            .chain(a.set)
+            .map(|(n, v)| format!("{n} = {v}"))
+            .collect();
         let recorded = Recorded {
             date: clock::today(),
             command: &results::command_line(),
@@ -250,8 +270,14 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
     if !(1.0..=3600.0).contains(&a.seconds) {
         bail!("--seconds must be 1 to 3600");
     }
-    let options =
-        overhead::Options { pairs: a.pairs, seconds: a.seconds, threads: a.threads, mode: a.mode, seed: a.seed, set: a.set.clone() };
+    let options = overhead::Options {
+        pairs: a.pairs,
+        seconds: a.seconds,
+        threads: a.threads,
+        mode: a.mode,
+        seed: a.seed,
+        set: a.set.clone(),
+    };
     let mut json = json_lines(a.json.as_ref())?;
     let mut pairs = vec![];
     for workload in workloads {
@@ -273,7 +299,12 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
             command: &results::command_line(),
             machine: machine::Machine::here(),
             versions: vec![format!("PostgreSQL {}", patched.version), load::version()],
-            settings: base_settings().into_iter().chain(a.set).map(|(n, v)| format!("{n} = {v}")).chain([format!("atropos.mode = {}", a.mode.name())]).collect(),
+            settings: base_settings()
+                .into_iter()
+                .chain(a.set)
+                .map(|(n, v)| format!("{n} = {v}"))
+                .chain([format!("atropos.mode = {}", a.mode.name())])
+                .collect(),
             results: &pairs,
         };
         results::record("overhead", &recorded, &text)?;

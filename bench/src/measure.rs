@@ -141,7 +141,10 @@ mod tests {
         assert!((s.stall_s - 2.0).abs() <= 0.1, "{s:?}");
         assert_eq!(s.recovered_ms, Some(3000.0), "{s:?}");
         assert_eq!(stall(&steady(0, 1000, 1), 0, 5000 * MS, 1000.0).recovered_ms, None);
-        assert_eq!(stall(&steady(0, 5000, 1), 10 * MS, 4900 * MS, 1000.0), Stall { stall_s: 0.0, recovered_ms: Some(0.0) });
+        assert_eq!(
+            stall(&steady(0, 5000, 1), 10 * MS, 4900 * MS, 1000.0),
+            Stall { stall_s: 0.0, recovered_ms: Some(0.0) }
+        );
     }
 
     #[test]

@@ -73,7 +73,13 @@ struct Side {
 const SLICES: u32 = 4;
 const WARMUP_S: f64 = 1.0;
 
-pub fn run(vanilla: &Install, patched: &Install, workload: Workload, o: &Options, mut each: impl FnMut(&Pair)) -> Result<Vec<Pair>> {
+pub fn run(
+    vanilla: &Install,
+    patched: &Install,
+    workload: Workload,
+    o: &Options,
+    mut each: impl FnMut(&Pair),
+) -> Result<Vec<Pair>> {
     let dataset = Dataset::oltp(10, 10_000);
     let template = template::data_dir(vanilla, &dataset)?;
     let mut pairs = vec![];
@@ -97,7 +103,8 @@ pub fn run(vanilla: &Install, patched: &Install, workload: Workload, o: &Options
             let which = ((i + 1) / 2 + pair) as usize % 2;
             let side = &mut sides[which];
             let cpu_ns = clusters[which].cpu_ns();
-            let (part, all) = slice(&clusters[which], workload, o, o.seconds / f64::from(SLICES), u64::from(pair * 100 + i / 2))?;
+            let (part, all) =
+                slice(&clusters[which], workload, o, o.seconds / f64::from(SLICES), u64::from(pair * 100 + i / 2))?;
             side.cpu_ns += clusters[which].cpu_ns() - cpu_ns;
             side.completed += part.completed;
             side.seconds += part.completed as f64 / part.tps;
@@ -131,7 +138,13 @@ pub fn run(vanilla: &Install, patched: &Install, workload: Workload, o: &Options
     Ok(pairs)
 }
 
-fn slice(cluster: &Cluster, workload: Workload, o: &Options, seconds: f64, seed: u64) -> Result<(measure::Part, usize)> {
+fn slice(
+    cluster: &Cluster,
+    workload: Workload,
+    o: &Options,
+    seconds: f64,
+    seed: u64,
+) -> Result<(measure::Part, usize)> {
     let load = Load { test: workload.test(), ..Load::oltp(o.threads, 10, 10_000) };
     let running = load.start(cluster.dir(), "overhead", WARMUP_S + seconds, o.seed + seed)?;
     let log = running.finish(Duration::from_secs_f64(seconds + 60.0))?;
@@ -145,7 +158,10 @@ fn slice(cluster: &Cluster, workload: Workload, o: &Options, seconds: f64, seed:
 
 /// Medians and ranges; and whether the median ratio holds against `at_least`.
 pub fn report(pairs: &[Pair], at_least: f64) -> (bool, String) {
-    let mut rows = vec![["workload", "pairs", "vanilla tps", "patched tps", "tps ratio", "CPU/transaction ratio", "decisions"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["workload", "pairs", "vanilla tps", "patched tps", "tps ratio", "CPU/transaction ratio", "decisions"]
+            .map(String::from)
+            .to_vec()];
     let mut ok = true;
     for test in [Workload::ReadOnly.test(), Workload::ReadWrite.test()] {
         let of: Vec<&Pair> = pairs.iter().filter(|p| p.workload == test).collect();
@@ -153,7 +169,8 @@ pub fn report(pairs: &[Pair], at_least: f64) -> (bool, String) {
             continue;
         }
         let cell = |f: fn(&Pair) -> f64, digits: usize| {
-            measure::spread(of.iter().map(|p| f(p))).map_or("-".into(), |(m, lo, hi)| format!("{m:.digits$} ({lo:.digits$}..{hi:.digits$})"))
+            measure::spread(of.iter().map(|p| f(p)))
+                .map_or("-".into(), |(m, lo, hi)| format!("{m:.digits$} ({lo:.digits$}..{hi:.digits$})"))
         };
         ok &= measure::spread(of.iter().map(|p| p.tps_ratio)).is_some_and(|s| s.0 >= at_least);
         rows.push(vec![

@@ -119,7 +119,11 @@ pub fn contention(install: &Install, statements: u64, seed: u64, limit: Duration
     let dir = cluster.dir();
     let parts: Vec<Result<Report>> = std::thread::scope(|s| {
         let threads: Vec<_> = (0..CONNECTIONS as u64)
-            .map(|i| s.spawn(move || hogs_and_innocents(dir, statements / CONNECTIONS as u64, Rng(seed * 1000 + i), until_ns)))
+            .map(|i| {
+                s.spawn(move || {
+                    hogs_and_innocents(dir, statements / CONNECTIONS as u64, Rng(seed * 1000 + i), until_ns)
+                })
+            })
             .collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a connection's thread panicked"))).collect()
     });
@@ -128,10 +132,11 @@ pub fn contention(install: &Install, statements: u64, seed: u64, limit: Duration
         report.add(part?);
     }
     report.seconds = (now_ns() - began_ns) as f64 / 1e9;
-    report.requested = crate::decisions::read(&cluster.decision_log(), (began_ns, now_ns()), crate::clock::wall_offset_ns())?
-        .iter()
-        .filter(|d| d.acted())
-        .count() as u64;
+    report.requested =
+        crate::decisions::read(&cluster.decision_log(), (began_ns, now_ns()), crate::clock::wall_offset_ns())?
+            .iter()
+            .filter(|d| d.acted())
+            .count() as u64;
     check_alive(&cluster)?;
     cluster.finish()?;
     Ok(report)
@@ -164,7 +169,9 @@ fn hogs_and_innocents(dir: &Path, statements: u64, mut rng: Rng, until_ns: i64) 
                 _ => format!("SELECT c FROM sbtest1 WHERE id = {}", rng.below(1000)),
             }
         };
-        let Err(e) = client.simple_query(&statement) else { continue };
+        let Err(e) = client.simple_query(&statement) else {
+            continue;
+        };
         let failure = SqlFailure::of(&e);
         if client.is_closed() {
             report.lost_sessions += 1;
@@ -200,7 +207,10 @@ pub fn can_aim(install: &Install) -> Result<bool> {
     let mut client = cluster.connect("race")?;
     client.batch_execute("CREATE EXTENSION atropos")?;
     let found: i64 = client
-        .query_one("SELECT count(DISTINCT proname) FROM pg_proc WHERE proname IN ('atropos_scope', 'atropos_cancel')", &[])?
+        .query_one(
+            "SELECT count(DISTINCT proname) FROM pg_proc WHERE proname IN ('atropos_scope', 'atropos_cancel')",
+            &[],
+        )?
         .get(0);
     drop(client);
     cluster.finish()?;
@@ -217,9 +227,14 @@ pub fn aimed(install: &Install, statements: u64, seed: u64, limit: Duration) -> 
     let dir = cluster.dir();
     let (targets, done, requested) = (&targets, &done, &requested);
     let parts: Result<Vec<Report>> = std::thread::scope(|s| {
-        let shooters: Vec<_> = (0..2u64).map(|i| s.spawn(move || shoot(dir, targets, done, requested, Rng(seed * 77 + i)))).collect();
+        let shooters: Vec<_> =
+            (0..2u64).map(|i| s.spawn(move || shoot(dir, targets, done, requested, Rng(seed * 77 + i)))).collect();
         let threads: Vec<_> = (0..CONNECTIONS)
-            .map(|i| s.spawn(move || sequenced(dir, &targets[i], statements / CONNECTIONS as u64, Rng(seed * 1000 + i as u64), until_ns)))
+            .map(|i| {
+                s.spawn(move || {
+                    sequenced(dir, &targets[i], statements / CONNECTIONS as u64, Rng(seed * 1000 + i as u64), until_ns)
+                })
+            })
             .collect();
         let parts: Vec<Result<Report>> =
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a connection's thread panicked"))).collect();
@@ -267,7 +282,11 @@ fn sequenced(dir: &Path, target: &Target, statements: u64, mut rng: Rng, until_n
     let read = |client: &mut Client| -> Result<i64> {
         for message in client.simple_query("SELECT atropos_scope()")? {
             if let postgres::SimpleQueryMessage::Row(row) = message {
-                return row.get(0).context("atropos_scope() is NULL: this session is not tracked")?.parse().context("atropos_scope()");
+                return row
+                    .get(0)
+                    .context("atropos_scope() is NULL: this session is not tracked")?
+                    .parse()
+                    .context("atropos_scope()");
             }
         }
         bail!("atropos_scope() gave no row")
@@ -287,10 +306,18 @@ fn sequenced(dir: &Path, target: &Target, statements: u64, mut rng: Rng, until_n
         let expected = sequence + step;
         target.sequence.store(expected, Ordering::Release);
         let work = if rng.below(4) == 0 { rng.below(3000) } else { rng.below(50) };
-        let result = client.simple_query(&format!("SELECT atropos_scope(), (SELECT count(md5(i::text)) FROM generate_series(1, {work}) i)"));
+        let result = client.simple_query(&format!(
+            "SELECT atropos_scope(), (SELECT count(md5(i::text)) FROM generate_series(1, {work}) i)"
+        ));
         match result {
             Ok(messages) => {
-                let row = messages.iter().find_map(|m| if let postgres::SimpleQueryMessage::Row(r) = m { r.get(0) } else { None });
+                let row = messages.iter().find_map(|m| {
+                    if let postgres::SimpleQueryMessage::Row(r) = m {
+                        r.get(0)
+                    } else {
+                        None
+                    }
+                });
                 let seen: i64 = row.context("atropos_scope() gave no row")?.parse()?;
                 if known && seen != expected {
                     bail!("the sequence went from {sequence} to {seen}, not to {expected}: the oracle does not hold");
@@ -316,7 +343,9 @@ fn sequenced(dir: &Path, target: &Target, statements: u64, mut rng: Rng, until_n
                     report.hits += 1;
                 } else {
                     report.wrong_hits += 1;
-                    report.examples.push(format!("wrong: statement {expected} was hit, nobody aimed at it: {failure:?}"));
+                    report
+                        .examples
+                        .push(format!("wrong: statement {expected} was hit, nobody aimed at it: {failure:?}"));
                 }
                 sequence = expected;
             }

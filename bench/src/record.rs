@@ -112,8 +112,11 @@ impl Outcome<'_> {
     /// Cancels of anyone but a culprit. Decisions and what clients saw are two views of the same acts, so the larger.
     pub fn false_cancelled(&self) -> u32 {
         let decided = self.decisions.iter().filter(|d| d.acted() && !self.culprit(d.key)).count() as u32;
-        let bystanders =
-            self.actors.iter().filter(|a| a.role == Role::Bystander && a.failure.as_ref().is_some_and(|f| f.by_atropos())).count() as u32;
+        let bystanders = self
+            .actors
+            .iter()
+            .filter(|a| a.role == Role::Bystander && a.failure.as_ref().is_some_and(|f| f.by_atropos()))
+            .count() as u32;
         decided.max(self.victim_hits + bystanders)
     }
 
@@ -126,7 +129,10 @@ impl Outcome<'_> {
             }
         };
         must(self.crashes.is_empty(), format!("the server crashed: {}", self.crashes.join("; ")));
-        must(self.unexplained.is_empty(), format!("the load saw errors it should not: {}", self.unexplained.join("; ")));
+        must(
+            self.unexplained.is_empty(),
+            format!("the load saw errors it should not: {}", self.unexplained.join("; ")),
+        );
         must(self.false_cancelled() == 0, format!("{} cancelled that must not be", self.false_cancelled()));
         let acting = self.loaded && self.mode == Mode::Enforce;
         let would = self.decisions.iter().filter(|d| !d.acted()).count();
@@ -138,16 +144,25 @@ impl Outcome<'_> {
         }
         for a in self.actors {
             let told = a.failure.as_ref().is_some_and(|f| f.by_atropos());
-            let saw = a.failure.as_ref().map_or("finished its work".to_owned(), |f| format!("ended with {} {}", f.sqlstate, f.text));
+            let saw = a
+                .failure
+                .as_ref()
+                .map_or("finished its work".to_owned(), |f| format!("ended with {} {}", f.sqlstate, f.text));
             if a.role == Role::Culprit && acting {
                 must(told, format!("the culprit ({}, pid {}) was not cancelled: it {saw}", a.what, a.pid));
                 if told {
                     let state = a.failure.as_ref().map_or("", |f| &f.sqlstate);
                     must(
                         ["57014", "25P03", "57P01"].contains(&state),
-                        format!("the culprit ({}) saw SQLSTATE {state} instead of 57014 (25P03 or 57P01 when idle)", a.what),
+                        format!(
+                            "the culprit ({}) saw SQLSTATE {state} instead of 57014 (25P03 or 57P01 when idle)",
+                            a.what
+                        ),
                     );
-                    must(self.decisions.iter().any(|d| d.acted() && d.key == i64::from(a.pid)), format!("no decision names the culprit ({}, pid {})", a.what, a.pid));
+                    must(
+                        self.decisions.iter().any(|d| d.acted() && d.key == i64::from(a.pid)),
+                        format!("no decision names the culprit ({}, pid {})", a.what, a.pid),
+                    );
                 }
             } else {
                 must(a.failure.is_none(), format!("{} (pid {}) did not finish: it {saw}", a.what, a.pid));
@@ -161,7 +176,10 @@ impl Outcome<'_> {
             Expect::Culprits { stall_s, .. } => {
                 // The noise is real: without help it does its harm.
                 let stalls = matches!(self.mode, Mode::Off | Mode::Observe);
-                must(!stalls || self.stall.stall_s >= stall_s, format!("the stall lasted {:.1} s instead of {stall_s} s or more", self.stall.stall_s));
+                must(
+                    !stalls || self.stall.stall_s >= stall_s,
+                    format!("the stall lasted {:.1} s instead of {stall_s} s or more", self.stall.stall_s),
+                );
                 if self.loaded && self.mode == Mode::Observe {
                     let named = self.decisions.iter().any(|d| !d.acted() && self.culprit(d.key));
                     must(named, "observe mode recorded no decision that names the culprit".into());
@@ -204,8 +222,19 @@ fn cell(values: impl Iterator<Item = Option<f64>>, digits: usize) -> String {
 /// A table of medians (smallest..largest) for each mode, as Markdown.
 pub fn table(records: &[Record]) -> String {
     let head = [
-        "mode", "runs", "tps", "tps / clean", "p99 ms", "p99 / clean", "stall s", "first cancel ms", "culprit saw ms", "recovered ms",
-        "cancelled", "false", "passed",
+        "mode",
+        "runs",
+        "tps",
+        "tps / clean",
+        "p99 ms",
+        "p99 / clean",
+        "stall s",
+        "first cancel ms",
+        "culprit saw ms",
+        "recovered ms",
+        "cancelled",
+        "false",
+        "passed",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
     for mode in Mode::ALL {
@@ -251,16 +280,30 @@ pub fn markdown(rows: &[Vec<String>]) -> String {
 pub fn judge(case: &Case, records: &[Record]) -> Vec<(bool, String)> {
     let mut said = vec![];
     let failed = records.iter().filter(|r| r.verdict != "pass").count();
-    said.push((failed == 0, format!("{} of {} runs as they must be (who was cancelled, who was not, what was recorded)", records.len() - failed, records.len())));
-    let Expect::Culprits { stall_s, limits } = &case.expect else { return said };
-    let median = |mode, f: fn(&Record) -> Option<f64>| measure::spread(records.iter().filter(|r| r.mode == mode).filter_map(f)).map(|s| s.0);
+    said.push((
+        failed == 0,
+        format!(
+            "{} of {} runs as they must be (who was cancelled, who was not, what was recorded)",
+            records.len() - failed,
+            records.len()
+        ),
+    ));
+    let Expect::Culprits { stall_s, limits } = &case.expect else {
+        return said;
+    };
+    let median = |mode, f: fn(&Record) -> Option<f64>| {
+        measure::spread(records.iter().filter(|r| r.mode == mode).filter_map(f)).map(|s| s.0)
+    };
     if let Some(seen) = median(Mode::Off, |r| Some(r.stall_s)) {
         said.push((seen >= *stall_s, format!("off: the stall is really there, {seen:.1} s (at least {stall_s} s)")));
     }
     let enforced = records.iter().any(|r| r.mode == Mode::Enforce);
     if let (Some(Limits { first_cancel_ms, tps_ratio, p99_ratio }), true) = (limits, enforced) {
         let first = median(Mode::Enforce, |r| r.first_cancel_ms).unwrap_or(f64::INFINITY);
-        said.push((first <= *first_cancel_ms, format!("enforce: told to stop {first:.0} ms after the onset (at most {first_cancel_ms} ms)")));
+        said.push((
+            first <= *first_cancel_ms,
+            format!("enforce: told to stop {first:.0} ms after the onset (at most {first_cancel_ms} ms)"),
+        ));
         let tps = median(Mode::Enforce, |r| Some(r.tps_ratio)).unwrap_or(f64::NAN);
         said.push((tps >= *tps_ratio, format!("enforce: throughput {tps:.3} of clean (at least {tps_ratio})")));
         let p99 = median(Mode::Enforce, |r| Some(r.p99_ratio)).unwrap_or(f64::NAN);
@@ -294,9 +337,17 @@ mod tests {
         }
     }
 
-    fn faults(case: &str, mode: Mode, actors: &[Actor], decisions: &[Decision], hits: u32, stall_s: f64) -> Vec<String> {
+    fn faults(
+        case: &str,
+        mode: Mode,
+        actors: &[Actor],
+        decisions: &[Decision],
+        hits: u32,
+        stall_s: f64,
+    ) -> Vec<String> {
         let stall = Stall { stall_s, recovered_ms: None };
-        let o = Outcome { mode, actors, decisions, victim_hits: hits, stall, loaded: true, crashes: &[], unexplained: &[] };
+        let o =
+            Outcome { mode, actors, decisions, victim_hits: hits, stall, loaded: true, crashes: &[], unexplained: &[] };
         o.faults(cases::find(case).unwrap())
     }
 
@@ -306,17 +357,29 @@ mod tests {
         assert!(faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[decision(7, "ended")], 0, 0.2).is_empty());
         assert!(!faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[], 0, 0.2).is_empty());
         assert!(!faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[decision(7, "ended")], 1, 0.2).is_empty());
-        assert!(!faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[decision(7, "ended"), decision(8, "requested")], 0, 0.2).is_empty());
+        assert!(!faults(
+            "c6",
+            Mode::Enforce,
+            std::slice::from_ref(&told),
+            &[decision(7, "ended"), decision(8, "requested")],
+            0,
+            0.2
+        )
+        .is_empty());
         assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, None)], &[], 0, 9.0).is_empty());
-        assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, Some("due to user request"))], &[], 0, 9.0).is_empty());
+        assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, Some("due to user request"))], &[], 0, 9.0)
+            .is_empty());
     }
 
     #[test]
     fn observe_records_and_cancels_nobody() {
         let free = actor(Role::Culprit, 7, None);
-        assert!(faults("c6", Mode::Observe, std::slice::from_ref(&free), &[decision(7, "would_cancel")], 0, 9.0).is_empty());
+        assert!(
+            faults("c6", Mode::Observe, std::slice::from_ref(&free), &[decision(7, "would_cancel")], 0, 9.0).is_empty()
+        );
         assert!(!faults("c6", Mode::Observe, std::slice::from_ref(&free), &[], 0, 9.0).is_empty());
-        assert!(!faults("c6", Mode::Observe, std::slice::from_ref(&free), &[decision(8, "would_cancel")], 0, 9.0).is_empty());
+        assert!(!faults("c6", Mode::Observe, std::slice::from_ref(&free), &[decision(8, "would_cancel")], 0, 9.0)
+            .is_empty());
         assert!(!faults("c6", Mode::Observe, &[free], &[decision(7, "requested")], 0, 9.0).is_empty());
     }
 

@@ -35,7 +35,8 @@ pub fn record<T: Serialize>(name: &str, recorded: &Recorded<T>, text: &str) -> R
         .find(|s| !dir.join(format!("{s}.json")).exists())
         .context("no free name")?;
     let json = dir.join(format!("{stem}.json"));
-    fs::write(&json, serde_json::to_string_pretty(recorded)? + "\n").with_context(|| format!("write {}", json.display()))?;
+    fs::write(&json, serde_json::to_string_pretty(recorded)? + "\n")
+        .with_context(|| format!("write {}", json.display()))?;
     let m = &recorded.machine;
     let mut head = format!(
         "# {name}, {}\n\n{}, {} cores, {} GiB, {}, kernel {}{}. {}.\n\n    {}\n\n",

@@ -59,7 +59,14 @@ impl Progress {
 }
 
 /// Runs `case` once. `clean` is the clean run of the same round; without it the run's own quiet part is the reference.
-pub fn run_once(install: &Install, case: &Case, mode: Mode, run: u32, clean: Option<Part>, o: &Options) -> Result<(Record, Part)> {
+pub fn run_once(
+    install: &Install,
+    case: &Case,
+    mode: Mode,
+    run: u32,
+    clean: Option<Part>,
+    o: &Options,
+) -> Result<(Record, Part)> {
     let dataset = (case.dataset)();
     let template = template::data_dir(install, &dataset)?;
     let loaded = install.variant == Variant::Patched;
@@ -129,7 +136,10 @@ pub fn run_once(install: &Install, case: &Case, mode: Mode, run: u32, clean: Opt
         log.merge(load.finish(Duration::from_secs(60))?);
     }
     if onset_ns > at(head_s + GRANT_SLACK_S) {
-        bail!("the noise got what it wanted only {:.1} s after it asked: the measured part is cut short", (onset_ns - at(head_s)) as f64 / 1e9);
+        bail!(
+            "the noise got what it wanted only {:.1} s after it asked: the measured part is cut short",
+            (onset_ns - at(head_s)) as f64 / 1e9
+        );
     }
 
     let decided = decisions::read(&cluster.decision_log(), (start_ns, now_ns()), wall_offset_ns)?;
@@ -158,7 +168,16 @@ pub fn run_once(install: &Install, case: &Case, mode: Mode, run: u32, clean: Opt
     }
 
     let actors = &noise_report.actors;
-    let outcome = Outcome { mode, actors, decisions: &decided, victim_hits, stall, loaded, crashes: &crashes, unexplained: &unexplained };
+    let outcome = Outcome {
+        mode,
+        actors,
+        decisions: &decided,
+        victim_hits,
+        stall,
+        loaded,
+        crashes: &crashes,
+        unexplained: &unexplained,
+    };
     let mut faults = outcome.faults(case);
     if part.completed == 0 {
         faults.push("no transaction completed in the measured part".into());

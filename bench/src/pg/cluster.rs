@@ -85,7 +85,13 @@ fn sweep(base: &Path) {
 /// A command that runs as the server's user, in `dir`, with a plain environment.
 pub fn server_command(program: &Path, dir: &Path) -> Result<Command> {
     let mut command = Command::new(program);
-    command.current_dir(dir).env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").env("HOME", dir).env("TZ", "UTC");
+    command
+        .current_dir(dir)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("LC_ALL", "C")
+        .env("HOME", dir)
+        .env("TZ", "UTC");
     command.stdin(Stdio::null());
     if let Some(run_as) = server_identity()? {
         command.uid(run_as.uid).gid(run_as.gid);
@@ -95,11 +101,22 @@ pub fn server_command(program: &Path, dir: &Path) -> Result<Command> {
 
 impl Cluster {
     /// Copies `template` (a data folder) into `dir` and starts a server on it with `settings` after the base settings.
-    pub fn start_copy(install: &Install, dir: PathBuf, template: &Path, settings: &[Guc], name: &str) -> Result<Cluster> {
+    pub fn start_copy(
+        install: &Install,
+        dir: PathBuf,
+        template: &Path,
+        settings: &[Guc],
+        name: &str,
+    ) -> Result<Cluster> {
         let copy = || -> Result<()> {
-            let status = Command::new("cp").args(["-a", "--reflink=auto"]).arg(template).arg(dir.join("data")).status()?;
+            let status =
+                Command::new("cp").args(["-a", "--reflink=auto"]).arg(template).arg(dir.join("data")).status()?;
             if !status.success() {
-                bail!("copying the template {} to {} failed ({status}): is the disk full?", template.display(), dir.display());
+                bail!(
+                    "copying the template {} to {} failed ({status}): is the disk full?",
+                    template.display(),
+                    dir.display()
+                );
             }
             // The copy's pages reach the disk now, not as write-back in the middle of the measured part.
             Command::new("sync").arg("-f").arg(&dir).status()?;
@@ -140,7 +157,11 @@ impl Cluster {
             match session::connect(&self.dir, "ready") {
                 Ok(_) => return Ok(()),
                 Err(e) if Instant::now() > give_up => {
-                    bail!("the server of {} did not accept connections within 60 s ({e}):\n{}", self.name, self.log_tail(15))
+                    bail!(
+                        "the server of {} did not accept connections within 60 s ({e}):\n{}",
+                        self.name,
+                        self.log_tail(15)
+                    )
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
@@ -208,8 +229,15 @@ impl Cluster {
 fn cpu_ticks(pid: i32, with_dead_children: bool) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // Fields 14..17 of proc(5), counted after the command's closing parenthesis: utime stime cutime cstime.
-    let fields: Vec<u64> =
-        stat.rsplit(") ").next().unwrap_or("").split_whitespace().skip(11).take(4).filter_map(|f| f.parse().ok()).collect();
+    let fields: Vec<u64> = stat
+        .rsplit(") ")
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .skip(11)
+        .take(4)
+        .filter_map(|f| f.parse().ok())
+        .collect();
     fields.iter().take(if with_dead_children { 4 } else { 2 }).sum()
 }
 

@@ -43,7 +43,9 @@ pub fn cache_dir() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
     let base = match base {
         Some(base) => base,
-        None => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+        None => {
+            PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache")
+        }
     };
     Ok(base.join("atropos"))
 }
@@ -66,7 +68,8 @@ impl Install {
                 prefix.display()
             );
         }
-        let out = Command::new(&postgres).arg("--version").output().with_context(|| format!("run {}", postgres.display()))?;
+        let out =
+            Command::new(&postgres).arg("--version").output().with_context(|| format!("run {}", postgres.display()))?;
         let text = String::from_utf8_lossy(&out.stdout);
         let version = text.split_whitespace().nth(2).unwrap_or("unknown").to_owned();
         Ok(Install { prefix, variant, version })

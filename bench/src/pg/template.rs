@@ -39,7 +39,10 @@ pub fn data_dir(install: &Install, dataset: &Dataset) -> Result<PathBuf> {
         bail!("locking {} failed: {}", base.display(), std::io::Error::last_os_error());
     }
     if !home.join("ready").exists() {
-        eprintln!("preparing the data: {} tables of {} rows, {} more in the first (kept for later runs)", dataset.tables, dataset.rows, dataset.extra_rows);
+        eprintln!(
+            "preparing the data: {} tables of {} rows, {} more in the first (kept for later runs)",
+            dataset.tables, dataset.rows, dataset.extra_rows
+        );
         let _ = fs::remove_dir_all(&home);
         prepare(install, dataset, &home).with_context(|| format!("prepare the template {}", home.display()))?;
         File::create(home.join("ready"))?;
@@ -60,7 +63,12 @@ fn prepare(install: &Install, dataset: &Dataset, home: &Path) -> Result<()> {
         bail!("initdb failed ({}): {}", out.status, String::from_utf8_lossy(&out.stderr));
     }
     // Durability does not matter until the folder is ready, and then it is synced as a whole.
-    let settings = [guc("fsync", "off"), guc("autovacuum", "off"), guc("full_page_writes", "off"), guc("maintenance_work_mem", "'256MB'")];
+    let settings = [
+        guc("fsync", "off"),
+        guc("autovacuum", "off"),
+        guc("full_page_writes", "off"),
+        guc("maintenance_work_mem", "'256MB'"),
+    ];
     fs::write(dir.join("data/postgresql.auto.conf"), "")?;
     let cluster = create_database(install, dir, &settings)?;
     let mut client = cluster.connect("prepare")?;
@@ -97,7 +105,11 @@ fn create_database(install: &Install, dir: PathBuf, settings: &[(String, String)
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
     let mut child = command.spawn()?;
     use std::io::Write;
-    child.stdin.take().context("stdin of postgres --single")?.write_all(format!("CREATE DATABASE {}\n", session::DATABASE).as_bytes())?;
+    child
+        .stdin
+        .take()
+        .context("stdin of postgres --single")?
+        .write_all(format!("CREATE DATABASE {}\n", session::DATABASE).as_bytes())?;
     let out = child.wait_with_output()?;
     if !out.status.success() {
         let _ = fs::remove_dir_all(&dir);

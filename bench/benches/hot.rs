@@ -182,12 +182,14 @@ fn controller(c: &mut Criterion) {
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(4));
     // The requests never end: under the largest objective they are calm, under the smallest an overload, and every
     // tick estimates and chooses.
-    for (name, stalled, slo_ms) in [("calm", 0, 3_600_000), ("stalled", 1, 1)] {
+    for (name, stalled, slo_ms, held) in
+        [("calm", 0, 3_600_000, 2), ("stalled", 1, 1, 2), ("calm", 0, 3_600_000, 8), ("stalled", 1, 1, 8)]
+    {
         host.init(&format!("mode = observe\nmax_tasks = 1200\nwindow_ms = {WINDOW_MS}\nslo_ms = {slo_ms}"));
         // SAFETY: as host.c declares it. 32 asked for; the bench's own lock is one of the table's places.
-        let resources = unsafe { begin(1000, 32, 8, stalled) };
+        let resources = unsafe { begin(1000, 32, held, stalled) };
         assert!(resources >= 30, "the library took {resources} resources");
-        group.bench_function(format!("{name}, {} resources", resources + 1), |b| {
+        group.bench_function(format!("{name}, {} resources, {held} held by each", resources + 1), |b| {
             b.iter_custom(|n| {
                 let mut spent = Duration::ZERO;
                 for _ in 0..n {

@@ -213,6 +213,17 @@ mod tests {
     }
 
     #[test]
+    fn rare_but_repeated_slow_windows_are_noise_and_a_single_one_is_not() {
+        let mix = |slow: &[usize]| {
+            let mut b = Baseline::default();
+            (0..60).for_each(|i| b.learn(&class(&[if slow.contains(&i) { 9 } else { 5 }; 50]), 100 * MS));
+            b.objective_ns(0.2).unwrap()
+        };
+        assert!(mix(&[10, 30, 50]) > 9 * MS);
+        assert!(mix(&[30]) < 7 * MS);
+    }
+
+    #[test]
     fn relearns_slowly() {
         let mut b = learnt(200, &[10; 50]);
         let start = b.p99_ns().unwrap() as f64;

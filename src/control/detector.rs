@@ -371,7 +371,9 @@ mod tests {
         let mut s = Server::new(Some(20));
         s.steps(80, 20, |_| 5);
         s.steps(8, 60, |_| 5); // the load has just tripled
-        assert_eq!(s.steps(8, 40, |_| 50).state, State::Overload);
+        let first = s.step(40, |_| 50);
+        assert!(first.breached && first.throughput_per_s > 2.0 * first.baseline_throughput_per_s, "{first:?}");
+        assert_eq!(s.steps(2, 40, |_| 50).state, State::Overload);
     }
 
     #[test]

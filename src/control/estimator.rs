@@ -349,8 +349,12 @@ impl Estimate {
         };
         let mut direct: Vec<(u32, Use)> = Vec::new();
         let mut base = (0u64, 0f64, 0u64); // usage, gain, instance of what it blocks most
+                                           // Ties by instance: barriers are numbered in the order of tasks, which must not matter.
+        let better = |a: &Use, b: &Use| {
+            a.gain_ns > b.gain_ns || (a.gain_ns == b.gain_ns && (a.instance, a.role as u8) < (b.instance, b.role as u8))
+        };
         let mut add = |r: u32, new: Use| match direct.iter_mut().find(|d| d.0 == r) {
-            Some(d) if d.1.gain_ns >= new.gain_ns => {}
+            Some(d) if !better(&new, &d.1) => {}
             Some(d) => d.1 = new,
             None => direct.push((r, new)),
         };
@@ -365,7 +369,7 @@ impl Estimate {
                 EdgeKind::Queued => (Role::Bars, (g.longest_wait_ns(b), g.longest_wait_ns(b) as f64 * ahead(t))),
                 EdgeKind::Holds => (Role::Holds, held(t, b)),
             };
-            if gain > base.1 {
+            if gain > base.1 || (gain == base.1 && barrier.instance < base.2) {
                 base = (usage, gain, barrier.instance);
             }
             if let Some(r) = barrier.resource {

@@ -325,7 +325,7 @@ impl Graph {
             }
         }
         if barrier.resource.is_none() {
-            barrier.resource = barrier.waits.iter().find_map(|&w| self.waits[w as usize].resource);
+            barrier.resource = barrier.waits.iter().filter_map(|&w| self.waits[w as usize].resource).min();
         }
         barrier.untracked |= barrier.blockers.is_empty();
         self.barriers.push(barrier);

@@ -1,7 +1,7 @@
 //! `Estimate -> Choice`: who is cancelled, and in words why; or why nobody is.
 //!
 //! 1. Candidates: cancellable, not protected, never cancelled before, and somebody would be freed.
-//! 2. Those beaten on every resource by another candidate are dropped.
+//! 2. Those beaten on every resource by another candidate never win: they score less by more than a near-tie.
 //! 3. The highest sum of contention level x resource gain wins (Atropos, SOSP 2025); near-ties go to the lower
 //!    priority, then to the one whose end throws away less work.
 //! 4. If contention would still stand, the next is chosen against what the first leaves, until every resource is
@@ -151,17 +151,14 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
         return Choice { levels_after: c.left, nobody_because, ..Choice::default() };
     }
     let mut rated = c.rate();
-    let mut rejected = c.explain(&rated, &[]);
+    let mut rejected = c.explain(&rated);
     let mut picks: Vec<(u32, Pick)> = Vec::new();
     while picks.len() < budget_left.min(MAX_PICKS) && c.contended() {
-        let Some(best) = c.best_of(&mut rated) else {
+        let Some(best) = c.best_of(&rated) else {
             break;
         };
         let pick = c.take(&rated[best], picks.last().map(|_| &picks[..]));
         picks.push((rated[best].candidate.index as u32, pick));
-        if picks.len() == 1 {
-            rejected = c.explain(&rated, &[]);
-        }
         if c.contended() {
             rated = c.rate();
         }
@@ -309,29 +306,17 @@ impl<'a> Chooser<'a> {
         Rated { candidate, score: score(&self.levels, &gains), gains, relief_share, why_not }
     }
 
-    /// The one to take: not dominated, highest score; near-ties by priority, then by work lost, then by id.
-    fn best_of(&self, rated: &mut [Rated]) -> Option<usize> {
+    /// The one to take: highest score; near-ties by priority, then by work lost, then by id.
+    fn best_of(&self, rated: &[Rated]) -> Option<usize> {
         let near_tie = self.params.near_tie.clamp(0.0, 0.99);
         let top = rated.iter().filter(|r| r.why_not.is_none()).map(|r| r.score).max_by(f64::total_cmp)?;
-        // Whoever is dominated scores less than another; only near the top can it matter.
-        let near: Vec<usize> = (0..rated.len())
-            .filter(|&i| rated[i].why_not.is_none() && rated[i].score >= top * (1.0 - near_tie))
-            .collect();
-        let beaten = |i: usize| {
-            let others = rated.iter().filter(|r| r.why_not.is_none() && r.score > rated[i].score);
-            others.into_iter().any(|r| dominated(&rated[i].gains, &r.gains, near_tie))
-        };
-        let (beaten, near): (Vec<usize>, Vec<usize>) = near.into_iter().partition(|&i| beaten(i));
-        let order = |&i: &usize| {
+        // A dominated task is beaten by more than a near-tie on every resource, so its score lies below all of these.
+        let near = (0..rated.len()).filter(|&i| rated[i].why_not.is_none() && rated[i].score >= top * (1.0 - near_tie));
+        near.min_by_key(|&i| {
             let r = &rated[i];
             let task = &self.window.tasks[r.candidate.index];
             (task.priority, r.candidate.work_lost_ns, std::cmp::Reverse(OrderedScore(r.score)), r.candidate.task)
-        };
-        let best = near.into_iter().min_by_key(order);
-        for i in beaten {
-            rated[i].why_not = Some(WhyNot::Dominated);
-        }
-        best
+        })
     }
 
     fn take(&mut self, rated: &Rated, earlier: Option<&[(u32, Pick)]>) -> Pick {
@@ -394,8 +379,13 @@ impl<'a> Chooser<'a> {
     }
 
     /// The best of those rated, with the reason against each.
-    fn explain(&self, rated: &[Rated], without: &[u32]) -> Vec<Rejected> {
-        let mut best: Vec<&Rated> = rated.iter().filter(|r| !without.contains(&(r.candidate.index as u32))).collect();
+    fn explain(&self, rated: &[Rated]) -> Vec<Rejected> {
+        let first = self.best_of(rated).map(|i| &rated[i]);
+        let against = |r: &Rated| match (r.why_not, first) {
+            (None, Some(first)) if dominated(&r.gains, &first.gains, self.params.near_tie) => WhyNot::Dominated,
+            (why, _) => why.unwrap_or(WhyNot::NotNeeded),
+        };
+        let mut best: Vec<&Rated> = rated.iter().collect();
         best.sort_by(|a, b| {
             b.score
                 .total_cmp(&a.score)
@@ -408,7 +398,7 @@ impl<'a> Chooser<'a> {
                 task: r.candidate.task,
                 score: r.score,
                 relief_share: r.candidate.relief_share,
-                why: r.why_not.unwrap_or(WhyNot::NotNeeded).words(r.candidate).to_string(),
+                why: against(r).words(r.candidate).to_string(),
             })
             .collect()
     }

@@ -219,8 +219,10 @@ impl std::fmt::Display for Ended {
 
 /// The command as one would type it.
 pub fn shown(command: &Command) -> String {
+    let set = command.get_envs().filter_map(|(name, value)| Some((name.to_string_lossy(), value?.to_string_lossy())));
+    let set = set.map(|(name, value)| format!("{name}='{value}'"));
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    set.chain(words.map(|w| w.to_string_lossy().into_owned())).collect::<Vec<_>>().join(" ")
 }
 
 /// The last lines of a log, under its name.

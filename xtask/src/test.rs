@@ -38,7 +38,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "format",
         what: "cargo fmt changes nothing",
-        command: || cargo(&["fmt", "--all", "--check"]),
+        command: || cargo(&["fmt", "--all", "--check", "--", "--color", "never"]),
         limit_minutes: 2,
         needs: &[],
     },
@@ -53,6 +53,13 @@ const CHECKS: &[Check] = &[
         name: "unit",
         what: "tests of the library, the benches and xtask",
         command: || cargo(&["test", "--workspace", "--exclude", "atropos-ffi-tests", "--no-fail-fast"]),
+        limit_minutes: 20,
+        needs: &[],
+    },
+    Check {
+        name: "loom",
+        what: "the lock-free parts under every interleaving",
+        command: loom,
         limit_minutes: 20,
         needs: &[],
     },
@@ -125,6 +132,15 @@ fn cargo(args: &[&str]) -> Result<Command> {
 fn own(args: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(args).current_dir(dirs::workspace());
+    Ok(command)
+}
+
+/// A target folder of its own: the flag rebuilds everything, which must not throw the other steps' work away.
+fn loom() -> Result<Command> {
+    let mut command = cargo(&["test", "--release", "-p", "atropos", "--lib", "--target-dir"])?;
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    command.env("RUSTFLAGS", format!("{flags} --cfg loom").trim());
+    command.arg(dirs::target()?.join("loom")).arg("loom_tests");
     Ok(command)
 }
 
@@ -213,7 +229,7 @@ fn run(check: &Check, log: &Path) -> Result<(Outcome, Counts)> {
 
 impl Counts {
     /// cargo's `test result: ok. 3 passed; 0 failed; 1 ignored; …` and `test x ... ignored, why`, and our own tools'
-    /// `3 passed, 0 failed, 1 skipped`.
+    /// `3 passed, 0 failed, 1 skipped` or `integration: 3 passed, 0 failed`.
     fn read(&mut self, line: &str) {
         let line = line.trim();
         if let Some(name) = line.strip_prefix("test ").filter(|rest| rest.contains(" ... ignored")) {
@@ -226,17 +242,19 @@ impl Counts {
         }
         let result =
             line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")).map(|(_, counts)| counts);
-        let parts: Vec<&str> = result.unwrap_or(line).split(if result.is_some() { "; " } else { ", " }).collect();
+        let own = line.split_once(": ").map_or(line, |(_tool, counts)| counts);
+        let parts: Vec<&str> = result.unwrap_or(own).split(if result.is_some() { "; " } else { ", " }).collect();
         let number = |part: Option<&&str>, words: &[&str]| -> Option<u64> {
             let (number, word) = part?.split_once(' ')?;
             words.contains(&word).then(|| number.parse().ok())?
         };
-        let all = (
-            number(parts.first(), &["passed"]),
-            number(parts.get(1), &["failed"]),
-            number(parts.get(2), &["ignored", "skipped"]),
-        );
-        if let (Some(passed), Some(failed), Some(skipped)) = all {
+        let skipped = match parts.len() {
+            2 => Some(0),
+            _ => number(parts.get(2), &["ignored", "skipped"]),
+        };
+        if let (Some(passed), Some(failed), Some(skipped)) =
+            (number(parts.first(), &["passed"]), number(parts.get(1), &["failed"]), skipped)
+        {
             self.passed += passed;
             self.failed += failed;
             self.skipped += skipped;
@@ -299,9 +317,10 @@ mod tests {
             "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s",
             "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.02s",
             "213 passed, 1 failed, 4 skipped",
+            "integration: 10 passed, 1 failed",
             "5 passed and much else, 3 failed",
         ]);
-        assert_eq!((found.passed, found.failed, found.skipped), (228, 3, 5));
+        assert_eq!((found.passed, found.failed, found.skipped), (238, 4, 5));
         assert_eq!(found.skipped_names, ["a::c ... ignored, takes an hour"]);
     }
 

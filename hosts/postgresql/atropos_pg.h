@@ -58,9 +58,11 @@ typedef struct AtroposSelf
 	bool		failed;			/* the transaction aborted, and nobody asked for it */
 	bool		rollback_asked;
 	bool		window_open;	/* a cancel may act: nothing of this statement is committed */
-	bool		work_open;		/* told the library that a unit of work began */
+	bool		told_closed;	/* the library was told that it cannot be cancelled now */
+	bool		told_work;		/* the library was told that a unit of work began */
 	bool		client_paced;	/* COPY FROM STDIN: the client sets the pace */
 	int			utility_depth;
+	int			advisory_held;	/* advisory locks, the only ones that outlive a transaction */
 } AtroposSelf;
 
 /* module.c */

@@ -195,29 +195,29 @@ begin_tracking(void)
 
 /* ---- statements and transactions ---- */
 
+/* A unit of work that outlives a statement; where the library is not told of one, it is the statement itself. */
 static void
-begin_work(void)
+tell_work(bool begins)
 {
-	if (!atp_self.work_open)
+	atp_self.told_work = begins;
+	atropos_task_set(atp_self.task, ATROPOS_TASK_WORK_START, begins);
+}
+
+static void
+tell_closed(bool closed)
+{
+	if (atp_self.told_closed != closed)
 	{
-		atp_self.work_open = true;
-		atropos_task_set(atp_self.task, ATROPOS_TASK_WORK_START, 1);
-	}
-	if (!atp_self.window_open)
-	{
-		atp_self.window_open = true;
-		atropos_task_set(atp_self.task, ATROPOS_TASK_CANCELLABLE, 1);
+		atp_self.told_closed = closed;
+		atropos_task_set(atp_self.task, ATROPOS_TASK_CANCELLABLE, !closed);
 	}
 }
 
 static void
-close_window(void)
+open_window(void)
 {
-	if (atp_self.window_open)
-	{
-		atp_self.window_open = false;
-		atropos_task_set(atp_self.task, ATROPOS_TASK_CANCELLABLE, 0);
-	}
+	atp_self.window_open = true;
+	tell_closed(false);
 }
 
 static void
@@ -245,7 +245,7 @@ on_running(void)
 		atp_self.executed = atp_self.failed = atp_self.rollback_asked = false;
 		atp_self.utility_depth = 0;
 	}
-	begin_work();
+	open_window();
 }
 
 static void
@@ -265,9 +265,10 @@ on_activity(BackendState state)
 	{
 		if (atp_self.in_request)
 			end_request(atp_self.failed || state == STATE_IDLEINTRANSACTION_ABORTED);
-		/* Nothing could act on its cancel: let the choice fall on somebody else. */
-		if (state == STATE_IDLEINTRANSACTION && !atp_terminate_idle_in_transaction)
-			close_window();
+		/* Idle with locks, and nothing may act on a cancel: let the choice fall on somebody else. */
+		if ((state == STATE_IDLEINTRANSACTION && !atp_terminate_idle_in_transaction) ||
+			(state == STATE_IDLE && atp_self.advisory_held > 0))
+			tell_closed(true);
 	}
 }
 
@@ -275,7 +276,8 @@ on_activity(BackendState state)
  * The window: a statement whose commit has begun must not fail any more, or the client would read an error for
  * rows that are there. It closes before the commit and opens with the next execution; inside a utility command
  * (CALL, VACUUM, CREATE INDEX CONCURRENTLY) or a background worker a commit is only a step, so it opens at once.
- * From the end of PRE_COMMIT on PostgreSQL itself holds interrupts off.
+ * From the end of PRE_COMMIT on PostgreSQL itself holds interrupts off. The library is told only where the commit
+ * may last (it writes, it may wait for the disk or a standby): most statements need no word.
  */
 static void
 on_transaction_event(XactEvent event, void *arg)
@@ -286,22 +288,23 @@ on_transaction_event(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
-			close_window();
+			atp_self.window_open = false;
+			if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+				tell_closed(true);
 			break;
 		case XACT_EVENT_ABORT:
 			atp_self.failed = atp_self.failed || !atp_self.rollback_asked;
 			/* fall through */
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
-			close_window();
-			atp_self.rollback_asked = false;
-			if (atp_self.work_open)
-			{
-				atp_self.work_open = false;
-				atropos_task_set(atp_self.task, ATROPOS_TASK_WORK_START, 0);
-			}
+			atp_self.window_open = atp_self.rollback_asked = false;
 			if (atp_self.utility_depth > 0 || atp_self.background)
-				begin_work();
+			{
+				tell_work(true);
+				open_window();
+			}
+			else if (atp_self.told_work)
+				tell_work(false);
 			break;
 		default:				/* parallel workers are no tasks */
 			break;
@@ -314,7 +317,7 @@ on_executor_run(QueryDesc *query, ScanDirection direction, uint64 count, bool ex
 	if (atp_self.task != 0)
 	{
 		atp_self.executed = true;
-		begin_work();
+		open_window();
 	}
 	if (previous_executor_run)
 		previous_executor_run(query, direction, count, execute_once);
@@ -330,13 +333,25 @@ reads_from_client(const Node *statement)
 	return IsA(statement, CopyStmt) && copy->is_from && copy->filename == NULL && !copy->is_program;
 }
 
-static bool
-asks_for_rollback(const Node *statement)
+static void
+note_transaction_statement(const Node *statement)
 {
 	if (!IsA(statement, TransactionStmt))
-		return false;
-	/* COMMIT and PREPARE of an aborted block roll back as well, but there the failure was counted before. */
-	return ((const TransactionStmt *) statement)->kind == TRANS_STMT_ROLLBACK;
+		return;
+	switch (((const TransactionStmt *) statement)->kind)
+	{
+		case TRANS_STMT_BEGIN:
+		case TRANS_STMT_START:
+			if (!atp_self.told_work)
+				tell_work(true);
+			break;
+		case TRANS_STMT_ROLLBACK:
+			/* COMMIT of an aborted block rolls back as well, but there the failure was counted before. */
+			atp_self.rollback_asked = true;
+			break;
+		default:
+			break;
+	}
 }
 
 static void
@@ -351,9 +366,8 @@ on_utility(PlannedStmt *planned, const char *text, bool read_only_tree, ProcessU
 		return;
 	}
 	atp_self.executed = true;
-	begin_work();
-	if (asks_for_rollback(planned->utilityStmt))
-		atp_self.rollback_asked = true;
+	open_window();
+	note_transaction_statement(planned->utilityStmt);
 	if (atp_self.utility_depth == 0 && atp_self.in_request && reads_from_client(planned->utilityStmt))
 	{
 		atp_self.client_paced = true;
@@ -438,9 +452,11 @@ on_lock(const LOCALLOCKTAG *tag, TaskTraceLockEvent event)
 	{
 		case TASK_TRACE_LOCK_HELD:
 			atropos_get_resource_on(resource, instance, 1);
+			atp_self.advisory_held += resource == advisory_lock;
 			break;
 		case TASK_TRACE_LOCK_GONE:
 			atropos_free_resource_on(resource, instance, 1);
+			atp_self.advisory_held -= resource == advisory_lock && atp_self.advisory_held > 0;
 			break;
 		case TASK_TRACE_LOCK_WAIT:
 			/* Waiting for a lock is not waiting for the client. */

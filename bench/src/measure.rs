@@ -80,7 +80,7 @@ pub struct Stall {
     /// Seconds in bins under half of the clean throughput.
     pub stall_s: f64,
     /// From `from_ns` until throughput is back: the first half second at 90% of clean or more after the first
-    /// stalled bin. 0 when nothing stalled, `None` when it never came back.
+    /// stalled bin, if that began within 2 s. 0 when nothing stalled then, `None` when it never came back.
     pub recovered_ms: Option<f64>,
 }
 
@@ -89,7 +89,9 @@ pub fn stall(all: &[Transaction], from_ns: i64, to_ns: i64, clean_tps: f64) -> S
     let bins = bins(all, from_ns, to_ns, bin);
     let slow = |b: &&f64| **b < clean_tps / 2.0;
     let stall_s = bins.iter().filter(slow).count() as f64 * bin as f64 / 1e9;
-    let Some(first) = bins.iter().position(|b| *b < clean_tps / 2.0) else {
+    // A later dip is not the noise's doing: machines have bad moments of their own.
+    let soon = (2_000_000_000 / bin) as usize;
+    let Some(first) = bins.iter().take(soon).position(|b| *b < clean_tps / 2.0) else {
         return Stall { stall_s, recovered_ms: Some(0.0) };
     };
     let span = (500_000_000 / bin).max(1) as usize;

@@ -201,22 +201,6 @@ struct Target {
     aimed: Mutex<HashSet<i64>>,
 }
 
-/// Whether the extension has the functions that the aimed race needs.
-pub fn can_aim(install: &Install) -> Result<bool> {
-    let cluster = start(install, &[])?;
-    let mut client = cluster.connect("race")?;
-    client.batch_execute("CREATE EXTENSION atropos")?;
-    let found: i64 = client
-        .query_one(
-            "SELECT count(DISTINCT proname) FROM pg_proc WHERE proname IN ('atropos_scope', 'atropos_cancel')",
-            &[],
-        )?
-        .get(0);
-    drop(client);
-    cluster.finish()?;
-    Ok(found == 2)
-}
-
 /// Aimed: cancels for past, present and coming statement sequences, while `statements` run.
 pub fn aimed(install: &Install, statements: u64, seed: u64, limit: Duration) -> Result<Report> {
     let cluster = start(install, &[("synchronous_commit", "off"), ("atropos.slo", "3600000")])?;
@@ -262,7 +246,8 @@ fn shoot(dir: &Path, targets: &[Target], done: &AtomicBool, requested: &AtomicU6
         if pid == 0 {
             continue;
         }
-        let aim = sequence + rng.below(4) as i64 - 1;
+        // 0 would mean "whatever runs", which nobody could check.
+        let aim = (sequence + rng.below(4) as i64 - 1).max(1);
         target.aimed.lock().expect("no thread panics with the lock").insert(aim);
         // A refused one (the sequence is gone, or not there yet) is part of the game.
         client.query(&cancel, &[&(pid as i32), &aim])?;

@@ -135,16 +135,16 @@ impl Programs {
     }
 }
 
-/// `[####......]  3,412 requests/s  waiting writers 8  huge request running`
+/// `[####········] 3,412/s, 8 writers wait, huge running`: requests answered per second, state of the huge request
 fn bar(tick: &Value, seconds: f64, last: &mut (f64, f64)) -> Option<String> {
-    const WIDTH: usize = 20;
+    const WIDTH: usize = 12; // with the rest, 80 columns
     let t_s = tick["t_s"].as_f64()?;
     let answered = tick["reads"].as_f64()? + tick["writes"].as_f64()?;
     let rate = (answered - last.1) / (t_s - last.0).max(0.001);
     *last = (t_s, answered);
     let done = ((t_s / seconds * WIDTH as f64) as usize).min(WIDTH);
     Some(format!(
-        "[{}{}] {} requests/s, {} writers wait, huge request {}",
+        "[{}{}] {}/s, {} writers wait, huge {}",
         "#".repeat(done),
         "·".repeat(WIDTH - done),
         grouped(rate),

@@ -114,7 +114,7 @@ pub extern "C" fn atropos_request_end(status: i32) {
 pub extern "C" fn atropos_task_get_resource(t: atropos_task_t, r: atropos_resource_t, instance: u64, amount: u64) {
     guard((), || {
         let Some(process) = active() else { return };
-        let clock = &process.region.header().clock;
+        let clock = &process.header.clock;
         if let Some(slot) = process.task(t) {
             slot.trace.acquire(clock.event_ns(), clock.tracing_since_ns(), r, instance, amount);
         }
@@ -127,7 +127,7 @@ pub extern "C" fn atropos_task_free_resource(t: atropos_task_t, r: atropos_resou
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            slot.trace.release(process.region.header().clock.event_ns(), r, instance, amount);
+            slot.trace.release(process.header.clock.event_ns(), r, instance, amount);
         }
     })
 }
@@ -139,7 +139,7 @@ pub extern "C" fn atropos_task_slow_by_resource(t: atropos_task_t, r: atropos_re
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            slot.trace.wait_begin(process.region.header().clock.event_ns(), r, instance);
+            slot.trace.wait_begin(process.header.clock.event_ns(), r, instance);
         }
     })
 }
@@ -150,7 +150,7 @@ pub extern "C" fn atropos_task_wait_abandoned(t: atropos_task_t, r: atropos_reso
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            slot.trace.wait_abandoned(process.region.header().clock.event_ns(), r);
+            slot.trace.wait_abandoned(process.header.clock.event_ns(), r);
         }
     })
 }
@@ -177,7 +177,7 @@ pub extern "C" fn atropos_task_release_all(t: atropos_task_t) {
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            slot.trace.release_all(process.region.header().clock.event_ns());
+            slot.trace.release_all(process.header.clock.event_ns());
         }
     })
 }

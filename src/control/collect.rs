@@ -7,7 +7,7 @@ use super::histogram::{Histogram, BUCKETS};
 use super::window::*;
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
-use crate::region::{text, Region};
+use crate::region::Region;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Samples per window.
@@ -26,7 +26,8 @@ struct ResourceTotals {
 /// Everything that only grows, at one time.
 struct Sample {
     at_ns: u64,
-    resources: [ResourceTotals; MAX_RESOURCES],
+    /// Measured only while an overload is suspected: reading every task's cells costs most of a tick.
+    resources: Option<[ResourceTotals; MAX_RESOURCES]>,
     classes: BTreeMap<u16, Vec<u32>>,
     slot_exec_ns: Vec<u64>,
 }
@@ -36,7 +37,8 @@ struct Sample {
 struct TraceView {
     wait: Option<(u32, u64, u64)>,
     blocked_by: u64,
-    holdings: Vec<(u32, u64, u64, u64)>,
+    /// `held_ns` is the time it was taken, until `add_trace` makes a duration of it.
+    holdings: Vec<Holding>,
     progress: (u64, u64),
 }
 
@@ -51,6 +53,7 @@ pub struct Collector {
     samples: VecDeque<Sample>,
     gaps: VecDeque<Gap>,
     completions: u64,
+    measured_ns: u64,
 }
 
 impl Collector {
@@ -73,58 +76,84 @@ impl Collector {
         self.completions
     }
 
+    /// Length of the last window's end in which resources and execution time were measured: all of it, unless measuring
+    /// began with the present suspicion. 0 = not measured yet.
+    pub fn measured_ns(&self) -> u64 {
+        self.measured_ns
+    }
+
     fn corrected(&self, noted_ns: u64) -> u64 {
         self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
     }
 
-    /// Reads the region and gives the window that ends now. `detailed` adds the tasks and edges.
+    /// Adds the resources' totals to the newest sample, so that the next detailed window can begin there.
+    pub fn measure_resources(&mut self, region: &Region) {
+        let since_ns = region.header().clock.tracing_since_ns();
+        let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
+        let Some(now_ns) = self.samples.back().map(|s| s.at_ns) else { return };
+        let used = region.header().tasks_used.load(Acquire) as usize;
+        let tasks = region.tasks().iter().take(used);
+        let traces = tasks.map(|slot| (slot.state.load(Acquire) & 3 == ACTIVE, &slot.trace));
+        for (live, trace) in traces.chain(region.live_workers().map(|w| (true, &w.trace))) {
+            add_totals(trace, &mut totals);
+            if live {
+                add_running(&self.read_trace(region, trace, since_ns), now_ns, &mut totals);
+            }
+        }
+        if let Some(newest) = self.samples.back_mut() {
+            newest.resources = Some(totals);
+        }
+    }
+
+    /// Reads the region and gives the window that ends now. `detailed` adds resources, tasks and edges; such a window
+    /// reaches back to the first measurement of the resources, at most `window_ns`.
     pub fn window(&mut self, region: &Region, now_ns: u64, window_ns: u64, detailed: bool) -> Window {
         let since_ns = region.header().clock.tracing_since_ns();
+        let used = region.header().tasks_used.load(Acquire) as usize;
         let mut sample = Sample {
             at_ns: now_ns,
-            resources: [ResourceTotals::default(); MAX_RESOURCES],
+            resources: None,
             classes: class_totals(region),
-            slot_exec_ns: Vec::new(),
+            slot_exec_ns: Vec::with_capacity(used),
         };
+        let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
         let mut window = Window { now_ns, ..Window::default() };
-        let mut in_flight: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
-        let mut views: Vec<(TaskView, u64, usize)> = Vec::new();
+        let mut in_flight: [Vec<u64>; MAX_CLASSES] = Default::default();
+        let mut views: Vec<(TaskView, u64, usize)> = Vec::with_capacity(if detailed { used } else { 0 });
         let mut edges: Vec<Edge> = Vec::new();
 
         self.completions = 0;
-        let used = region.header().tasks_used.load(Acquire) as usize;
+        self.measured_ns = 0;
         for (index, slot) in region.tasks().iter().take(used).enumerate() {
             let word = slot.state.load(Acquire);
             let live = word & 3 == ACTIVE;
-            let mut exec_ns = slot.exec_ns.load(Relaxed);
             self.completions += slot.completions.load(Relaxed);
             let start = slot.request_start_ns.load(Acquire);
             let in_request = live && start != 0 && start >= since_ns;
             let flags = slot.flags.load(Relaxed);
             let age_ns =
                 if in_request { now_ns.saturating_sub(start).saturating_sub(slot.client_ns(now_ns)) } else { 0 };
-            exec_ns = exec_ns.wrapping_add(age_ns);
-            sample.slot_exec_ns.push(exec_ns);
-            self.add_totals(&slot.trace, &mut sample.resources);
-            if !live {
-                continue;
-            }
-            let id = crate::region::tasks::handle_of(index, word);
-            let class = slot.class.load(Relaxed) as u16;
+            sample.slot_exec_ns.push(slot.exec_ns.load(Relaxed).wrapping_add(age_ns));
+            let class = slot.class.load(Relaxed) as usize % MAX_CLASSES;
             if in_request && flags & FLAG_BACKGROUND == 0 {
-                in_flight.entry(class).or_default().push(age_ns);
+                in_flight[class].push(age_ns);
             }
-            let trace = self.read_trace(region, &slot.trace, since_ns);
-            self.add_running(&trace, now_ns, &mut sample.resources);
             if !detailed {
                 continue;
             }
+            add_totals(&slot.trace, &mut totals);
+            if !live {
+                continue;
+            }
+            let trace = self.read_trace(region, &slot.trace, since_ns);
+            add_running(&trace, now_ns, &mut totals);
             let scope = slot.scope.load(Acquire);
             let mut view = TaskView {
-                id,
+                id: crate::region::tasks::handle_of(index, word),
                 key: slot.key.load(Relaxed),
-                label: text::load_words(&slot.label),
-                class,
+                // Read where it is shown: the stages do not need it.
+                label: String::new(),
+                class: class as u16,
                 priority: slot.priority.load(Relaxed),
                 background: flags & FLAG_BACKGROUND != 0,
                 protected: flags & FLAG_PROTECTED != 0,
@@ -140,18 +169,20 @@ impl Collector {
                 progress: (trace.progress != (0, 0)).then_some(trace.progress),
                 ..TaskView::default()
             };
-            add_trace(&mut view, &trace, now_ns, &mut edges);
+            add_trace(&mut view, trace, now_ns, &mut edges);
             views.push((view, slot.parent.load(Relaxed), index));
         }
-
-        let mut place: HashMap<u64, usize> = views.iter().enumerate().map(|(i, v)| (v.0.id, i)).collect();
-        for worker in region.live_workers() {
-            self.add_totals(&worker.trace, &mut sample.resources);
-            let trace = self.read_trace(region, &worker.trace, since_ns);
-            self.add_running(&trace, now_ns, &mut sample.resources);
-            if let Some(&i) = place.get(&worker.task.load(Relaxed)) {
-                add_trace(&mut views[i].0, &trace, now_ns, &mut edges);
+        if detailed {
+            for worker in region.live_workers() {
+                add_totals(&worker.trace, &mut totals);
+                let trace = self.read_trace(region, &worker.trace, since_ns);
+                add_running(&trace, now_ns, &mut totals);
+                let task = worker.task.load(Relaxed);
+                if let Some((view, ..)) = views.iter_mut().find(|v| v.0.id == task) {
+                    add_trace(view, trace, now_ns, &mut edges);
+                }
             }
+            sample.resources = Some(totals);
         }
 
         // The window: from the oldest sample that is at most a window old to this one.
@@ -160,23 +191,26 @@ impl Collector {
         }
         if let Some(then) = self.samples.front() {
             window.length_ns = now_ns.saturating_sub(then.at_ns);
-            // By slot, so that a request that vanishes (its process died) takes no other's time with it.
-            let exec = sample.slot_exec_ns.iter().zip(then.slot_exec_ns.iter().chain(std::iter::repeat(&0)));
-            window.exec_ns = exec.map(|(now, before)| grown(*now, *before)).sum();
-            for (class, counts) in &sample.classes {
+            for (class, in_flight_age_ns) in in_flight.into_iter().enumerate() {
                 let mut latency = Histogram::default();
-                let before = then.classes.get(class);
-                for (bucket, &n) in counts.iter().enumerate() {
+                let before = then.classes.get(&(class as u16));
+                let counts = sample.classes.get(&(class as u16));
+                for (bucket, &n) in counts.into_iter().flatten().enumerate() {
                     latency.add(bucket, n.wrapping_sub(before.map_or(0, |b| b[bucket])) as u64);
                 }
-                let in_flight_age_ns = in_flight.remove(class).unwrap_or_default();
-                window.classes.push(ClassWindow { class: *class, latency, in_flight_age_ns });
+                if counts.is_some() || !in_flight_age_ns.is_empty() {
+                    window.classes.push(ClassWindow { class: class as u16, latency, in_flight_age_ns });
+                }
             }
-            for (class, in_flight_age_ns) in in_flight {
-                window.classes.push(ClassWindow { class, latency: Histogram::default(), in_flight_age_ns });
-            }
+        }
+        let measured = self.samples.iter().find_map(|s| s.resources.as_ref().map(|totals| (s, totals)));
+        if let (true, Some((then, before))) = (detailed, measured) {
+            let length_ns = now_ns.saturating_sub(then.at_ns);
+            // By slot, so that a request that vanishes (its process died) takes no other's time with it.
+            let earlier = then.slot_exec_ns.iter().chain(std::iter::repeat(&0));
+            window.exec_ns = sample.slot_exec_ns.iter().zip(earlier).map(|(now, then)| grown(*now, *then)).sum();
             for (id, entry) in region.header().registered() {
-                let (now, before) = (&sample.resources[id as usize], &then.resources[id as usize]);
+                let (now, before) = (&totals[id as usize], &before[id as usize]);
                 let fresh = now_ns.saturating_sub(entry.queue_observed_ns.load(Relaxed)) < QUEUE_FRESH_NS;
                 window.resources.push(ResourceWindow {
                     id,
@@ -193,40 +227,17 @@ impl Collector {
             for (view, _, index) in &mut views {
                 let before = then.slot_exec_ns.get(*index).copied();
                 let exec_ns = sample.slot_exec_ns[*index];
-                view.exec_ns = grown(exec_ns, before.unwrap_or(exec_ns)).min(window.length_ns);
+                view.exec_ns = grown(exec_ns, before.unwrap_or(exec_ns)).min(length_ns);
             }
+            self.measured_ns = length_ns;
         }
         self.samples.push_back(sample);
 
         if detailed {
-            window.tasks = fold_children(views, &mut edges, &mut place);
+            window.tasks = fold_children(views, &mut edges);
             window.edges = edges;
         }
         window
-    }
-
-    fn add_totals(&self, trace: &Trace, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
-        let mut rest = trace.touched.load(Acquire);
-        while rest != 0 {
-            let r = rest.trailing_zeros() as usize;
-            let (cell, total) = (&trace.cells[r], &mut totals[r]);
-            total.wait_ns = total.wait_ns.wrapping_add(cell.wait_ns.load(Relaxed));
-            total.hold_ns = total.hold_ns.wrapping_add(cell.hold_ns.load(Relaxed));
-            total.acquired = total.acquired.wrapping_add(cell.acquired.load(Relaxed));
-            total.evicted = total.evicted.wrapping_add(cell.evicted.load(Relaxed));
-            rest &= rest - 1;
-        }
-    }
-
-    fn add_running(&self, trace: &TraceView, now_ns: u64, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
-        if let Some((resource, _, start_ns)) = trace.wait {
-            let total = &mut totals[resource as usize].wait_ns;
-            *total = total.wrapping_add(now_ns.saturating_sub(start_ns));
-        }
-        for &(resource, _, since_ns, _) in &trace.holdings {
-            let total = &mut totals[resource as usize].hold_ns;
-            *total = total.wrapping_add(now_ns.saturating_sub(since_ns));
-        }
     }
 
     /// A consistent view of one worker; leftovers from before `since_ns` are left out.
@@ -241,13 +252,14 @@ impl Collector {
             }
             view.progress = (trace.progress_done.load(Relaxed), trace.progress_total.load(Relaxed));
             let mut rest = trace.occupied.load(Relaxed);
+            view.holdings.reserve_exact(rest.count_ones() as usize);
             while rest != 0 {
                 let i = rest.trailing_zeros() as usize;
                 let since = trace.held_since_ns[i].load(Relaxed);
                 let resource = trace.held_resource[i].load(Relaxed) as u32;
                 if since >= since_ns && (resource as usize) < MAX_RESOURCES {
                     let (instance, amount) = (trace.held_instance[i].load(Relaxed), trace.held_amount[i].load(Relaxed));
-                    view.holdings.push((resource, instance, since, amount));
+                    view.holdings.push(Holding { resource, instance, amount, held_ns: since });
                 }
                 rest &= rest - 1;
             }
@@ -264,10 +276,34 @@ impl Collector {
                 wait.2 = self.corrected(wait.2);
             }
             for holding in &mut view.holdings {
-                holding.2 = self.corrected(holding.2);
+                holding.held_ns = self.corrected(holding.held_ns);
             }
         }
         view
+    }
+}
+
+fn add_totals(trace: &Trace, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
+    let mut rest = trace.touched.load(Acquire);
+    while rest != 0 {
+        let r = rest.trailing_zeros() as usize;
+        let (cell, total) = (&trace.cells[r], &mut totals[r]);
+        total.wait_ns = total.wait_ns.wrapping_add(cell.wait_ns.load(Relaxed));
+        total.hold_ns = total.hold_ns.wrapping_add(cell.hold_ns.load(Relaxed));
+        total.acquired = total.acquired.wrapping_add(cell.acquired.load(Relaxed));
+        total.evicted = total.evicted.wrapping_add(cell.evicted.load(Relaxed));
+        rest &= rest - 1;
+    }
+}
+
+fn add_running(trace: &TraceView, now_ns: u64, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
+    if let Some((resource, _, start_ns)) = trace.wait {
+        let total = &mut totals[resource as usize].wait_ns;
+        *total = total.wrapping_add(now_ns.saturating_sub(start_ns));
+    }
+    for h in &trace.holdings {
+        let total = &mut totals[h.resource as usize].hold_ns;
+        *total = total.wrapping_add(now_ns.saturating_sub(h.held_ns));
     }
 }
 
@@ -298,7 +334,7 @@ fn class_totals(region: &Region) -> BTreeMap<u16, Vec<u32>> {
     classes
 }
 
-fn add_trace(view: &mut TaskView, trace: &TraceView, now_ns: u64, edges: &mut Vec<Edge>) {
+fn add_trace(view: &mut TaskView, mut trace: TraceView, now_ns: u64, edges: &mut Vec<Edge>) {
     if let Some((resource, instance, start_ns)) = trace.wait {
         view.waits.push(Wait { resource, instance, waited_ns: now_ns.saturating_sub(start_ns) });
         if trace.blocked_by != 0 {
@@ -306,28 +342,36 @@ fn add_trace(view: &mut TaskView, trace: &TraceView, now_ns: u64, edges: &mut Ve
             edges.push(Edge { waiter: view.id, blocker, kind: EdgeKind::Holds, resource, instance });
         }
     }
-    for &(resource, instance, since_ns, amount) in &trace.holdings {
-        let held_ns = now_ns.saturating_sub(since_ns);
-        // Several workers of one task may hold the same thing: it is the task's, since the first of them.
-        match view.holdings.iter_mut().find(|h| h.resource == resource && h.instance == instance) {
-            Some(h) => {
-                h.held_ns = h.held_ns.max(held_ns);
-                h.amount += amount;
+    for h in &mut trace.holdings {
+        h.held_ns = now_ns.saturating_sub(h.held_ns);
+    }
+    add_holdings(&mut view.holdings, trace.holdings);
+}
+
+/// Several workers of one task may hold the same thing: it is the task's, since the first of them.
+fn add_holdings(all: &mut Vec<Holding>, more: Vec<Holding>) {
+    if all.is_empty() {
+        // One worker's holdings are distinct.
+        *all = more;
+        return;
+    }
+    for h in more {
+        match all.iter_mut().find(|a| a.resource == h.resource && a.instance == h.instance) {
+            Some(a) => {
+                a.held_ns = a.held_ns.max(h.held_ns);
+                a.amount += h.amount;
             }
-            None => view.holdings.push(Holding { resource, instance, amount, held_ns }),
+            None => all.push(h),
         }
     }
 }
 
 /// A child's holdings and waits are its parent's: cancelling the parent ends both.
-fn fold_children(
-    views: Vec<(TaskView, u64, usize)>,
-    edges: &mut [Edge],
-    place: &mut HashMap<u64, usize>,
-) -> Vec<TaskView> {
+fn fold_children(views: Vec<(TaskView, u64, usize)>, edges: &mut [Edge]) -> Vec<TaskView> {
     if views.iter().all(|v| v.1 == 0) {
         return views.into_iter().map(|v| v.0).collect();
     }
+    let place: HashMap<u64, usize> = views.iter().enumerate().map(|(i, v)| (v.0.id, i)).collect();
     let parents: Vec<u64> = views.iter().map(|v| v.1).collect();
     // Bounded by the number of tasks: a cycle of parents ends somewhere in it.
     let root = |start: usize| {
@@ -342,32 +386,25 @@ fn fold_children(
     };
     let roots: Vec<usize> = (0..views.len()).map(root).collect();
     let ids: Vec<u64> = views.iter().map(|v| v.0.id).collect();
-    let head: HashMap<u64, u64> = ids.iter().zip(&roots).map(|(id, root)| (*id, ids[*root])).collect();
     let mut all: Vec<Option<TaskView>> = views.into_iter().map(|v| Some(v.0)).collect();
     for (i, &root) in roots.iter().enumerate() {
         if root == i || roots[root] != root {
             continue;
         }
-        if let (Some(child), true) = (all[i].take(), all[root].is_some()) {
-            let parent = all[root].as_mut().expect("checked just now");
-            parent.waits.extend(child.waits);
-            for h in child.holdings {
-                match parent.holdings.iter_mut().find(|p| p.resource == h.resource && p.instance == h.instance) {
-                    Some(p) => {
-                        p.held_ns = p.held_ns.max(h.held_ns);
-                        p.amount += h.amount;
-                    }
-                    None => parent.holdings.push(h),
-                }
+        if let Some(child) = all[i].take() {
+            if let Some(parent) = &mut all[root] {
+                parent.waits.extend(child.waits);
+                add_holdings(&mut parent.holdings, child.holdings);
+                parent.exec_ns = parent.exec_ns.saturating_add(child.exec_ns);
+                parent.work_ns = parent.work_ns.max(child.work_ns);
+                parent.protected |= child.protected;
             }
-            parent.exec_ns = parent.exec_ns.saturating_add(child.exec_ns);
-            parent.work_ns = parent.work_ns.max(child.work_ns);
-            parent.protected |= child.protected;
         }
     }
+    let head = |id: u64| place.get(&id).map_or(id, |&i| ids[roots[i]]);
     for edge in edges.iter_mut() {
-        edge.waiter = head.get(&edge.waiter).copied().unwrap_or(edge.waiter);
-        edge.blocker = head.get(&edge.blocker).copied().unwrap_or(edge.blocker);
+        edge.waiter = head(edge.waiter);
+        edge.blocker = head(edge.blocker);
     }
     all.into_iter().flatten().collect()
 }
@@ -408,6 +445,7 @@ mod tests {
         r.task(a).unwrap().trace.acquire(t0, 0, lock, 7, 1);
         let mut c = Collector::default();
         c.window(&r, t0 + 100 * MS, 100 * MS, false);
+        c.measure_resources(&r);
         r.task(b).unwrap().trace.wait_begin(t0 + 120 * MS, lock, 7);
         let w = c.window(&r, t0 + 200 * MS, 100 * MS, true);
         assert_eq!(w.length_ns, 100 * MS);

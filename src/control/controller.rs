@@ -96,7 +96,8 @@ impl Controller {
                 h.counters.lease_changes.fetch_add(1, Relaxed);
                 let log = std::mem::take(&mut self.log);
                 *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
-                self.manual_seen = h.manual_requests.load(Acquire);
+                // Look once for what was asked while nobody led.
+                self.manual_seen = h.manual_requests.load(Acquire).wrapping_sub(1);
             }
             Role::Leader => {}
         }
@@ -226,16 +227,23 @@ impl Controller {
         let signal = self.detector.step(&window, &objective);
         self.publish(region, &signal);
         self.watching = signal.watch || self.awaits_effect();
+        if self.watching && !detailed {
+            // From here on resources are measured: windows with tasks reach back to this moment.
+            self.collector.measure_resources(region);
+        }
         if signal.watch && !std::mem::replace(&mut self.suspecting, signal.watch) {
             h.counters.suspected.fetch_add(1, Relaxed);
         } else if !signal.watch {
             self.suspecting = false;
             self.observed = None;
         }
-        if !detailed {
+        if !detailed || self.collector.measured_ns() == 0 {
             return;
         }
 
+        // The detector has seen the latencies of the whole window; what follows looks at the part of it in which
+        // resources were measured.
+        window.length_ns = self.collector.measured_ns();
         if signal.watch {
             let (mut edges, total) = action::edges(MAX_EDGES);
             if total > MAX_EDGES {
@@ -323,7 +331,7 @@ impl Controller {
         mut replay: Option<String>,
         log_path: Option<&str>,
     ) {
-        let considered = considered(window, estimate, choice);
+        let considered = considered(region, window, estimate, choice);
         for pick in &choice.picks {
             let Some(slot) = region.task(pick.task) else {
                 continue;
@@ -507,12 +515,13 @@ fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyPara
 }
 
 /// The chosen and the best of the others, for the record.
-fn considered(window: &Window, estimate: &Estimate, choice: &Choice) -> Vec<Considered> {
+fn considered(region: &Region, window: &Window, estimate: &Estimate, choice: &Choice) -> Vec<Considered> {
     let view = |task: u64| window.tasks.iter().find(|t| t.id == task);
+    let label = |task: u64| region.task(task).map_or(String::new(), |slot| text::load_words(&slot.label));
     let base = |task: u64| Considered {
         task,
         key: view(task).map_or(0, |t| t.key),
-        label: view(task).map_or(String::new(), |t| t.label.clone()),
+        label: label(task),
         ..Considered::default()
     };
     let chosen = choice.picks.iter().map(|p| Considered {

@@ -128,7 +128,7 @@ static double cpu_s(void) {
 }
 
 static int measure_days(const char *socket_path, double seconds, uint32_t *days, uint64_t *rows) {
-  enum { SAMPLE_DAYS = 40 };
+  enum { SAMPLE_DAYS = 60 };
   wire w;
   char reply[sizeof w.in];
   if (connect_to(socket_path, &w) != 0) return -1;

@@ -116,7 +116,10 @@ Made by <code>cargo xtask demo</code>.</p>
 </body></html>
 "#,
         onset = first["onset_ms"].as_f64().unwrap_or(0.0) / 1e3,
-        stall = of(runs, "off", "stall_s").map_or(String::new(), |s| format!(", here for {s:.1} s")),
+        stall = of(runs, "off", "stall_s").map_or(String::new(), |s| {
+            let ended = runs.iter().any(|r| r["mode"] == "off" && r["huge"]["finished"] == true);
+            format!(", here for {s:.1} s{}", if ended { "" } else { " and beyond the end of the run" })
+        }),
         told = of(runs, "enforce", "first_cancel_ms").map_or(String::new(), |ms| format!(" after {ms:.0} ms")),
         decisions = decisions(runs)?,
         sqlite = escape(first["host_version"].as_str().unwrap_or("?")),

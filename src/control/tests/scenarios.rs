@@ -359,6 +359,23 @@ fn near_ties_go_to_the_lower_priority_then_to_less_work_lost() {
     assert_eq!(two(|t| (t.age_ns, t.work_ns) = (500 * MS, 500 * MS)), 2);
 }
 
+#[test]
+fn of_two_instances_held_alike_the_same_is_named_whoever_came_first() {
+    let named = |first: u64| {
+        let mut s = one_lock();
+        s.task(1, 2000);
+        s.holds(1, 1, 7, 2000).holds(1, 1, 8, 2000);
+        for id in 10..20 {
+            s.task(id, 100);
+            s.waits(id, 1, 7 + (id + first) % 2, 100);
+            // The host's edges make one barrier per waiter, in the order of tasks.
+            s.edge(id, 1, Holds, 1, 7 + (id + first) % 2);
+        }
+        s.choose().picks[0].instance
+    };
+    assert_eq!((named(0), named(1)), (7, 7));
+}
+
 // ---- several culprits ----
 
 /// `culprits` tables, each with a holder and 5 readers.

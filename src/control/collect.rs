@@ -255,10 +255,11 @@ impl Collector {
             view.holdings.reserve_exact(rest.count_ones() as usize);
             while rest != 0 {
                 let i = rest.trailing_zeros() as usize;
-                let since = trace.held_since_ns[i].load(Relaxed);
-                let resource = trace.held_resource[i].load(Relaxed) as u32;
+                let held = &trace.held[i];
+                let since = held.since_ns.load(Relaxed);
+                let resource = held.resource.load(Relaxed);
                 if since >= since_ns && (resource as usize) < MAX_RESOURCES {
-                    let (instance, amount) = (trace.held_instance[i].load(Relaxed), trace.held_amount[i].load(Relaxed));
+                    let (instance, amount) = (held.instance.load(Relaxed), held.amount.load(Relaxed));
                     view.holdings.push(Holding { resource, instance, amount, held_ns: since });
                 }
                 rest &= rest - 1;

@@ -74,10 +74,12 @@ impl Pending {
         let counters = &region.header().counters;
         let (task, scope) = (self.decision.task, self.decision.scope);
         if let Some(ended_ns) = self.ended_ns {
-            // The effect is read from the first window that lies wholly after the end.
+            // The effect is read from the first window that lies wholly after the end (windows are up to a stride longer).
             let level = |e: &Estimate| e.resource(self.request.resource).map(|r| r.level);
             match estimate.and_then(level) {
-                Some(level) if now_ns >= ended_ns + window_ns => self.decision.contention_after = Some(level),
+                Some(level) if now_ns >= ended_ns + window_ns + window_ns / 2 => {
+                    self.decision.contention_after = Some(level)
+                }
                 // Nobody looks any more, because nothing is suspected any more.
                 None if now_ns >= ended_ns + 2 * window_ns => {}
                 _ => return Verdict::Wait,

@@ -22,10 +22,8 @@ pub const NAME_BYTES: usize = 32;
 pub const LABEL_WORDS: usize = 6;
 /// loom explores every store: one word shows it as much as twenty.
 pub const REASON_WORDS: usize = if cfg!(loom) { 1 } else { 20 };
-/// Holdings a worker can have at once: sets of ways, as in a set-associative cache.
-pub const WAYS: usize = 8;
-pub const SETS: usize = 8;
-pub const HOLDINGS: usize = WAYS * SETS;
+/// Holdings a worker can have at once.
+pub const HOLDINGS: usize = 64;
 pub const DECISIONS: usize = 64;
 pub const DECISION_BYTES: usize = 4096;
 
@@ -180,29 +178,42 @@ pub struct ResourceCell {
     pub evicted: AtomicU64,
 }
 
+/// One thing a worker holds; half a cache line.
+#[repr(C)]
+pub struct HoldingCell {
+    pub instance: AtomicU64,
+    pub since_ns: AtomicU64,
+    pub amount: AtomicU64,
+    pub resource: AtomicU32,
+}
+
 /// What one worker does: written by its own thread only.
+///
+/// Laid out by the cost of a cold call: a host does much between two calls, so each line touched is a cache miss. An
+/// acquire and a release touch the first line, the tags, one holding (new ones stand next to each other) and one cell.
 #[repr(C, align(64))]
 pub struct Trace {
     pub seq: SeqCount,
     /// Bit per holding in use.
     pub occupied: AtomicU64,
-    /// Bit per resource with a non-zero cell.
-    pub touched: AtomicU32,
-    /// Resource waited for; 0 = none.
-    pub wait_resource: AtomicU32,
     pub wait_instance: AtomicU64,
     pub wait_start_ns: AtomicU64,
+    /// Resource waited for; 0 = none.
+    pub wait_resource: AtomicU32,
+    /// Bit per resource with a non-zero cell.
+    pub touched: AtomicU32,
     pub blocked_by: AtomicU64,
-    pub progress_done: AtomicU64,
-    pub progress_total: AtomicU64,
     /// Holdings that found no place; their holder cannot be blamed for them.
     pub holdings_lost: AtomicU32,
     /// Releases of something not held.
     pub releases_unmatched: AtomicU32,
-    pub held_resource: [AtomicU8; HOLDINGS],
-    pub held_instance: [AtomicU64; HOLDINGS],
-    pub held_since_ns: [AtomicU64; HOLDINGS],
-    pub held_amount: [AtomicU64; HOLDINGS],
+    _line: [u64; 1],
+    /// A byte per holding: part of the hash of what is held, eight compared at once.
+    pub tags: [AtomicU64; HOLDINGS / 8],
+    pub held: [HoldingCell; HOLDINGS],
+    pub progress_done: AtomicU64,
+    pub progress_total: AtomicU64,
+    _progress_line: [u64; 6],
     pub cells: [ResourceCell; MAX_RESOURCES],
 }
 
@@ -222,34 +233,37 @@ pub struct Mailbox {
     pub reason: [AtomicU64; REASON_WORDS],
 }
 
+/// A task. Beginning and ending a request touch the first two lines.
 #[repr(C, align(64))]
 pub struct TaskSlot {
     /// generation << STATE_BITS | state
     pub state: AtomicU64,
     pub owner: Owner,
-    pub key: AtomicU64,
-    pub parent: AtomicU64,
     /// Scope sequence: only the owner changes it, it never goes back, not even for the slot's next task.
     pub scope: AtomicU64,
     /// Begin of the request in flight; 0 = idle.
     pub request_start_ns: AtomicU64,
-    pub work_start_ns: AtomicU64,
     pub client_wait_start_ns: AtomicU64,
     /// Client time inside the request in flight.
     pub client_wait_ns: AtomicU64,
+    pub class: AtomicU32,
+    pub flags: AtomicU32,
+    // The second line.
     /// Total execution time of ended requests, over the slot's life.
     pub exec_ns: AtomicU64,
     pub completions: AtomicU64,
     pub failures: AtomicU64,
-    /// A scope that somebody asked to cancel by hand; 0 = none.
-    pub manual_scope: AtomicU64,
-    pub manual_reason: [AtomicU64; 8],
     /// The last scope whose cancel the host acted on.
     pub acknowledged_scope: AtomicU64,
-    pub class: AtomicU32,
-    pub priority: AtomicI32,
-    pub flags: AtomicU32,
+    pub work_start_ns: AtomicU64,
+    pub key: AtomicU64,
+    pub parent: AtomicU64,
+    /// A scope that somebody asked to cancel by hand; 0 = none.
+    pub manual_scope: AtomicU64,
+    // Seldom written.
+    pub manual_reason: [AtomicU64; 8],
     pub label: [AtomicU64; LABEL_WORDS],
+    pub priority: AtomicI32,
     pub mailbox: Mailbox,
     pub trace: Trace,
 }
@@ -322,10 +336,13 @@ const _: () = {
     assert!(core::mem::offset_of!(Clock, coarse_ns) == 0);
     assert!(size_of::<Identity>() == 64 && size_of::<Clock>() == 64 && size_of::<Gate>() == 64);
     assert!(core::mem::offset_of!(Header, clock) == 64 && core::mem::offset_of!(Header, gate) == 128);
-    assert!(size_of::<Trace>() == 2752);
+    assert!(size_of::<HoldingCell>() == 32 && size_of::<ResourceCell>() == 32);
+    assert!(core::mem::offset_of!(Trace, tags) == 64 && core::mem::offset_of!(Trace, held) == 128);
+    assert!(core::mem::offset_of!(Trace, cells) % 64 == 0 && size_of::<Trace>() == 3264);
     assert!(size_of::<Mailbox>() == 256);
-    assert!(size_of::<TaskSlot>() == 3264);
-    assert!(size_of::<WorkerSlot>() == 2816);
+    assert!(core::mem::offset_of!(TaskSlot, exec_ns) == 64);
+    assert!(size_of::<TaskSlot>() == 3776);
+    assert!(size_of::<WorkerSlot>() == 3328);
     assert!(size_of::<Header>() % 64 == 0);
     assert!(MAX_RESOURCES <= 32, "`touched` has a bit each; resource numbers fit u8");
     assert!(HOLDINGS == 64, "`occupied` has a bit each");

@@ -133,14 +133,12 @@ fn read(trace: &Trace, since_ns: u64) -> (Vec<Held>, Option<(usize, u64, u64)>) 
     let attempt = || {
         let occupied = trace.occupied.load(Relaxed);
         let held = (0..HOLDINGS)
-            .filter(|i| occupied >> i & 1 == 1 && trace.held_since_ns[*i].load(Relaxed) >= since_ns)
-            .map(|i| {
-                (
-                    trace.held_resource[i].load(Relaxed) as usize % MAX_RESOURCES,
-                    trace.held_instance[i].load(Relaxed),
-                    trace.held_since_ns[i].load(Relaxed),
-                    trace.held_amount[i].load(Relaxed),
-                )
+            .filter(|i| occupied >> i & 1 == 1)
+            .map(|i| &trace.held[i])
+            .filter(|h| h.since_ns.load(Relaxed) >= since_ns)
+            .map(|h| {
+                let resource = h.resource.load(Relaxed) as usize % MAX_RESOURCES;
+                (resource, h.instance.load(Relaxed), h.since_ns.load(Relaxed), h.amount.load(Relaxed))
             })
             .collect();
         let resource = trace.wait_resource.load(Relaxed) as usize;

@@ -316,7 +316,9 @@ fn bulk_update(noise: &Noise) -> Result<NoiseReport> {
             let part = C6_EXTRA_ROWS / 20;
             for from in (ROWS..).step_by(part as usize).take_while(|_| now_ns() < until) {
                 let from = ROWS + (from - ROWS) % C6_EXTRA_ROWS;
-                c.batch_execute(&format!("UPDATE sbtest1 SET k = k + 1, c = md5(c) || md5(pad) WHERE id > {from} AND id <= {from} + {part}"))?;
+                c.batch_execute(&format!(
+                    "UPDATE sbtest1 SET k = k + 1, c = md5(c) || md5(pad) WHERE id > {from} AND id <= {from} + {part}"
+                ))?;
             }
             c.batch_execute("COMMIT")
         }))

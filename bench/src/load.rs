@@ -4,6 +4,7 @@ use crate::pg::session;
 use anyhow::{bail, Context, Result};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -69,6 +70,8 @@ pub struct LoadLog {
     /// By end time.
     pub transactions: Vec<Transaction>,
     pub errors: Vec<LoadError>,
+    /// Why the load ended before its time, if it did.
+    pub died: Option<String>,
 }
 
 pub struct RunningLoad {
@@ -185,24 +188,26 @@ impl RunningLoad {
         self.tail.lock().map(|t| t.lines.join("\n")).unwrap_or_default()
     }
 
-    /// An error when the load has ended already.
-    pub fn check_running(&mut self) -> Result<()> {
-        if !self.process.running()? {
-            bail!("sysbench ended before its time:\n{}", self.last_lines());
-        }
-        Ok(())
+    pub fn running(&mut self) -> Result<bool> {
+        self.process.running()
     }
 
-    /// Waits for the load's own end and reads its log.
+    /// Waits for the load's own end and reads its log. A load that died leaves what it had written by then.
     pub fn finish(mut self, patience: Duration) -> Result<LoadLog> {
-        match self.process.wait_until(Instant::now() + patience)? {
-            Some(status) if status.success() => {}
-            Some(status) => bail!("sysbench failed ({status}):\n{}", self.last_lines()),
+        let died = match self.process.wait_until(Instant::now() + patience)? {
+            Some(status) if status.success() => None,
+            Some(status) => Some(match status.signal() {
+                // sysbench 1.0.20 reads a SQLSTATE that a broken connection does not have.
+                Some(libc::SIGSEGV) => {
+                    "sysbench crashed, as it does when the server ends one of its sessions".to_owned()
+                }
+                _ => format!("sysbench failed ({status}): {}", self.last_lines()),
+            }),
             None => {
                 bail!("sysbench did not end within {} s after its time:\n{}", patience.as_secs(), self.last_lines())
             }
-        }
-        let mut log = LoadLog::default();
+        };
+        let mut log = LoadLog { died, ..LoadLog::default() };
         for thread in 0..self.threads {
             log.read(
                 &self.prefix.with_extension(format!("{thread}.bin")),
@@ -217,8 +222,12 @@ impl RunningLoad {
 impl LoadLog {
     fn read(&mut self, records: &Path, errors: &Path) -> Result<()> {
         const RECORD: usize = 24;
-        let bytes = fs::read(records).with_context(|| format!("read the load's log {}", records.display()))?;
-        if bytes.len() % RECORD != 0 {
+        let bytes = match fs::read(records) {
+            // It died before this thread began.
+            Err(_) if self.died.is_some() => return Ok(()),
+            read => read.with_context(|| format!("read the load's log {}", records.display()))?,
+        };
+        if bytes.len() % RECORD != 0 && self.died.is_none() {
             bail!("{}: {} bytes is no whole number of {RECORD}-byte records", records.display(), bytes.len());
         }
         for r in bytes.chunks_exact(RECORD) {
@@ -240,6 +249,7 @@ impl LoadLog {
         self.transactions.extend(other.transactions);
         self.transactions.sort_unstable_by_key(|t| t.end_ns());
         self.errors.extend(other.errors);
+        self.died = self.died.take().or(other.died);
     }
 }
 

@@ -148,6 +148,9 @@ fn slice(
     let load = Load { test: workload.test(), ..Load::oltp(o.threads, 10, 10_000) };
     let running = load.start(cluster.dir(), "overhead", WARMUP_S + seconds, o.seed + seed)?;
     let log = running.finish(Duration::from_secs_f64(seconds + 60.0))?;
+    if let Some(died) = log.died {
+        bail!("{died}");
+    }
     let (Some(first), Some(last)) = (log.transactions.first(), log.transactions.last()) else {
         bail!("the load completed no transaction: {:?}", log.errors.first());
     };

@@ -2,7 +2,7 @@
 use crate::cases::{Case, Noise, NoiseReport, Role};
 use crate::clock::{self, ms, now_ns, sleep_until};
 use crate::decisions;
-use crate::load::{LoadLog, RunningLoad, Status};
+use crate::load::{LoadError, LoadLog, RunningLoad, Status};
 use crate::measure::{self, Part};
 use crate::pg::cluster::{guc, Cluster, Guc};
 use crate::pg::install::{Install, Variant};
@@ -96,12 +96,15 @@ pub fn run_once(
     }
     let mut progress = Progress { what: name.clone(), tty: std::io::stderr().is_terminal(), printed_s: -1 };
     let at = |s: f64| start_ns + (s * 1e9) as i64;
+    // Waits until a time, until something is done, or until a load has died, which ends the run.
     let mut wait_until = |until_ns: i64, loads: &mut [RunningLoad], done: &dyn Fn() -> bool| -> Result<()> {
         while now_ns() < until_ns && !done() {
-            sleep_until(until_ns.min(now_ns() + 250_000_000));
             for load in loads.iter_mut() {
-                load.check_running()?;
+                if !load.running()? {
+                    return Ok(());
+                }
             }
+            sleep_until(until_ns.min(now_ns() + 250_000_000));
             let elapsed = (now_ns() - start_ns) as f64 / 1e9;
             let part = if elapsed < timing.warmup_s {
                 "warm-up"
@@ -135,7 +138,7 @@ pub fn run_once(
     for load in loads {
         log.merge(load.finish(Duration::from_secs(60))?);
     }
-    if onset_ns > at(head_s + GRANT_SLACK_S) {
+    if log.died.is_none() && onset_ns > at(head_s + GRANT_SLACK_S) {
         bail!(
             "the noise got what it wanted only {:.1} s after it asked: the measured part is cut short",
             (onset_ns - at(head_s)) as f64 / 1e9
@@ -153,11 +156,13 @@ pub fn run_once(
     };
     let stall = measure::stall(&log.transactions, onset_ns, end_ns, clean.part.tps);
 
-    let victim_hits = log.errors.iter().filter(|e| session::names_atropos(&e.text)).count() as u32;
+    // Nobody else cancels statements here, and sysbench does not tell the detail that names Atropos.
+    let hit = |e: &&LoadError| e.status == Status::Cancelled || session::names_atropos(&e.text);
+    let victim_hits = log.errors.iter().filter(hit).count() as u32;
     let mut unexplained: Vec<String> = log
         .errors
         .iter()
-        .filter(|e| e.status != Status::Conflict && !session::names_atropos(&e.text))
+        .filter(|e| e.status != Status::Conflict && !hit(e))
         .map(|e| format!("{} {}", e.sqlstate, e.text))
         .collect();
     let unexplained_count = unexplained.len();
@@ -179,6 +184,7 @@ pub fn run_once(
         unexplained: &unexplained,
     };
     let mut faults = outcome.faults(case);
+    faults.extend(log.died.clone());
     if part.completed == 0 {
         faults.push("no transaction completed in the measured part".into());
     }

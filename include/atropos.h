@@ -180,6 +180,16 @@ typedef struct atropos_edge {
  */
 typedef size_t (*atropos_edge_fn)(struct atropos_edge *edges, size_t max, void *arg);
 
+/**
+ * Writes words for one object of a resource ("table 16402 of database 5"), at most `size` bytes, and returns how many;
+ * 0 = none. Called by the thread that runs the controller.
+ */
+typedef size_t (*atropos_describe_fn)(atropos_resource_t r,
+                                      uint64_t instance,
+                                      char *buf,
+                                      size_t size,
+                                      void *arg);
+
 /** What a cancel action gets. */
 typedef struct atropos_cancel_request {
   size_t size;
@@ -289,6 +299,15 @@ atropos_resource_t atropos_resource_register(const char *name,
  * Memory: `func` must stay callable with `arg` until another is set.
  */
 int atropos_edge_source(atropos_edge_fn func, void *arg);
+
+/**
+ * Sets the function that gives instances words in decisions (NULL: they stay numbers), in the process that runs the
+ * controller.
+ *
+ * Memory: `func` must stay callable with `arg` until another is set.
+ */
+int atropos_set_describe(atropos_describe_fn func,
+                         void *arg);
 
 /** Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. */
 void atropos_queue_observed(atropos_resource_t r,

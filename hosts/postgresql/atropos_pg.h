@@ -84,6 +84,7 @@ extern void atp_register_resources(void);
 extern atropos_resource_t atp_resource_of(const LOCKTAG *tag, uint64_t *instance);
 extern bool atp_resource_is_relation(atropos_resource_t resource);
 extern bool atp_resource_is_transaction(atropos_resource_t resource);
+extern const char *atp_describe(atropos_resource_t resource, uint64 instance, const char *other, char *buf, size_t size);
 
 /* cancel.c */
 extern void atp_cancel_install_hooks(void);

@@ -32,16 +32,18 @@ atp_nudge(const atropos_cancel_request *req, void *arg)
 }
 
 /* What was held, as far as it can be told without a catalog: no lookup is safe where interrupts are served. */
-static const char *
-describe(const atropos_cancel_info *info, char *buf, size_t size)
+const char *
+atp_describe(atropos_resource_t resource, uint64 instance, const char *other, char *buf, size_t size)
 {
-	if (atp_resource_is_relation(info->resource))
+	if (atp_resource_is_relation(resource))
 		snprintf(buf, size, "a lock on the relation with OID %u of the database with OID %u",
-				 (uint32) info->instance, (uint32) (info->instance >> 32));
-	else if (atp_resource_is_transaction(info->resource))
-		snprintf(buf, size, "rows locked by transaction %u", (uint32) info->instance);
+				 (uint32) instance, (uint32) (instance >> 32));
+	else if (atp_resource_is_transaction(resource))
+		snprintf(buf, size, "rows locked by transaction %u", (uint32) instance);
+	else if (other != NULL)
+		snprintf(buf, size, "\"%s\"", other);
 	else
-		snprintf(buf, size, "\"%s\"", info->resource_name);
+		buf[0] = '\0';
 	return buf;
 }
 
@@ -56,7 +58,7 @@ raise_cancel(const atropos_cancel_info *info, int level, int code, const char *m
 		snprintf(why, sizeof(why), "%s", info->reason);
 	else
 		snprintf(why, sizeof(why), "this session held, or was first in line for, %s for %.0f ms while %u others waited for it",
-				 describe(info, what, sizeof(what)), info->held_ns / 1e6, info->victims);
+				 atp_describe(info->resource, info->instance, info->resource_name, what, sizeof(what)), info->held_ns / 1e6, info->victims);
 	ereport(level,
 			(errcode(code),
 			 errmsg_internal("%s due to %s", message, by_hand ? "administrator request" :

@@ -79,6 +79,12 @@ reload(void)
 				 errdetail("Code %d: %s", rc, atropos_strerror(rc))));
 }
 
+static size_t
+describe(atropos_resource_t resource, uint64_t instance, char *buf, size_t size, void *arg)
+{
+	return Min(strlen(atp_describe(resource, instance, NULL, buf, size)), size);
+}
+
 void
 atropos_controller_main(Datum arg)
 {
@@ -95,6 +101,7 @@ atropos_controller_main(Datum arg)
 	}
 	atp_capture_log();
 	atropos_edge_source(atp_edges, NULL);
+	atropos_set_describe(describe, NULL);
 	atropos_set_cancel_action_ex(atp_nudge, NULL, ATROPOS_ACTION_ANYWHERE);
 
 	while (!ShutdownRequestPending)

@@ -48,11 +48,13 @@ impl Callback {
 
 pub type CancelFn = unsafe extern "C" fn(*const atropos_cancel_request, *mut c_void) -> c_int;
 pub type EdgeFn = unsafe extern "C" fn(*mut atropos_edge, usize, *mut c_void) -> usize;
+pub type DescribeFn = unsafe extern "C" fn(u32, u64, *mut core::ffi::c_char, usize, *mut c_void) -> usize;
 pub type LogFn = unsafe extern "C" fn(c_int, *const core::ffi::c_char, *mut c_void);
 
 pub static CANCEL: Callback = Callback::none();
 pub static TERMINATE: Callback = Callback::none();
 pub static EDGES: Callback = Callback::none();
+pub static DESCRIBE: Callback = Callback::none();
 pub static LOG: Callback = Callback::none();
 
 /// Levels of the log callback.
@@ -123,4 +125,17 @@ pub fn edges(max: usize) -> (Vec<Edge>, usize) {
         })
         .collect();
     (edges, total)
+}
+
+/// The host's words for one object of a resource; None where it has none.
+pub fn describe(resource: u32, instance: u64) -> Option<String> {
+    let (function, argument) = DESCRIBE.get()?;
+    let mut buffer = [0u8; 96];
+    // SAFETY: `function` was given as an atropos_describe_fn; the buffer has the size given, and keeps a final NUL.
+    let length = unsafe {
+        let buffer = buffer.as_mut_ptr().cast::<core::ffi::c_char>();
+        std::mem::transmute::<usize, DescribeFn>(function)(resource, instance, buffer, 95, argument)
+    };
+    let text = String::from_utf8_lossy(&buffer[..length.min(95)]).trim_end_matches('\0').to_string();
+    (!text.is_empty()).then_some(text)
 }

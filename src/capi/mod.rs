@@ -192,6 +192,17 @@ pub type atropos_edge_fn =
     Option<unsafe extern "C" fn(edges: *mut atropos_edge, max: usize, arg: *mut c_void) -> usize>;
 /// Level: 1 error, 2 warning, 3 notice, 4 debug. Called only by threads inside init, reload, tick, controller or agent.
 pub type atropos_log_fn = Option<unsafe extern "C" fn(level: c_int, message: *const c_char, arg: *mut c_void)>;
+/// Writes words for one object of a resource ("table 16402 of database 5"), at most `size` bytes, and returns how many;
+/// 0 = none. Called by the thread that runs the controller.
+pub type atropos_describe_fn = Option<
+    unsafe extern "C" fn(
+        r: atropos_resource_t,
+        instance: u64,
+        buf: *mut c_char,
+        size: usize,
+        arg: *mut c_void,
+    ) -> usize,
+>;
 /// One recorded decision as a JSON object.
 pub type atropos_decision_fn = Option<unsafe extern "C" fn(json: *const c_char, arg: *mut c_void)>;
 
@@ -461,6 +472,19 @@ unsafe fn register(name: *const c_char, kind: u32) -> Result<u32> {
 pub unsafe extern "C" fn atropos_edge_source(func: atropos_edge_fn, arg: *mut c_void) -> c_int {
     code(|| {
         action::EDGES.set(func.map_or(0, |f| f as usize), arg, 0);
+        Ok(())
+    })
+}
+
+/// Sets the function that gives instances words in decisions (NULL: they stay numbers), in the process that runs the
+/// controller.
+///
+/// # Safety
+/// `func` must stay callable with `arg` until another is set.
+#[no_mangle]
+pub unsafe extern "C" fn atropos_set_describe(func: atropos_describe_fn, arg: *mut c_void) -> c_int {
+    code(|| {
+        action::DESCRIBE.set(func.map_or(0, |f| f as usize), arg, 0);
         Ok(())
     })
 }

@@ -7,8 +7,8 @@ use super::actuator;
 use super::budget::{Budget, BudgetParams};
 use super::collect::{family_head, Collector, STRIDES};
 use super::detector::{Detector, Objective, Signal, State};
-use super::estimator::{estimate, Estimate, EstimatorParams};
-use super::policy::{choose, Choice, PolicyParams};
+use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
+use super::policy::{choose, Choice, Pick, PolicyParams};
 use super::verify::{Pending, Verdict};
 use super::window::Window;
 use crate::cancel::action::{self, Level};
@@ -29,6 +29,8 @@ const REAP_NS: u64 = 500 * MS;
 const REAP_THOROUGH_NS: u64 = 10_000 * MS;
 /// A cached clock that stood still for this long had no controller.
 const GAP_NS: u64 = 150 * MS;
+/// An overload without a culprit is said in the log at most this often.
+const REGULAR_SAID_NS: u64 = 10_000 * MS;
 /// Least gain that is worth a cancel, whatever the objective.
 const LEAST_GAIN_NS: u64 = 5 * MS;
 
@@ -53,6 +55,7 @@ pub struct Controller {
     manual_seen: u32,
     /// A full table was said in the log.
     said_full: bool,
+    said_regular_ns: u64,
     pending: Vec<Pending>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
     observed: Option<(u64, u64)>,
@@ -79,6 +82,7 @@ impl Controller {
             reaped_thoroughly_ns: 0,
             manual_seen: 0,
             said_full: false,
+            said_regular_ns: 0,
             pending: Vec::new(),
             observed: None,
             log: LogFile::default(),
@@ -282,7 +286,7 @@ impl Controller {
         let replay = (!choice.picks.is_empty()).then(|| replay_json(&window, &params, &policy, budget));
         if !self.overloaded {
             self.overloaded = true;
-            self.report_overload(region, &choice, &signal);
+            self.report_overload(region, now_ns, &choice, &signal);
         }
         if choice.picks.is_empty() && enforce && budget == 0 {
             h.counters.cancels_over_budget.fetch_add(1, Relaxed);
@@ -290,7 +294,7 @@ impl Controller {
         self.act(region, now_ns, &window, &signal, &estimate, &choice, replay, log_path);
     }
 
-    fn report_overload(&self, region: &Region, choice: &Choice, signal: &Signal) {
+    fn report_overload(&mut self, region: &Region, now_ns: u64, choice: &Choice, signal: &Signal) {
         let counters = &region.header().counters;
         let millis = |ns: u64| format!("{:.1} ms", ns as f64 / 1e6);
         let seen = format!(
@@ -302,7 +306,13 @@ impl Controller {
         );
         if choice.picks.is_empty() {
             counters.overloads_regular.fetch_add(1, Relaxed);
-            action::log(Level::Debug, &format!("overload without a culprit: {seen}: {}", choice.nobody_because));
+            // Operators want to know of it, once in a while.
+            let often = now_ns.saturating_sub(self.said_regular_ns) < REGULAR_SAID_NS;
+            if !often {
+                self.said_regular_ns = now_ns;
+            }
+            let level = if often { Level::Debug } else { Level::Notice };
+            action::log(level, &format!("overload, nobody is cancelled: {seen}: {}", choice.nobody_because));
         } else {
             counters.overloads_resource.fetch_add(1, Relaxed);
             action::log(Level::Notice, &format!("overload: {seen}"));
@@ -336,10 +346,13 @@ impl Controller {
             let Some(slot) = region.task(pick.task) else {
                 continue;
             };
+            let instance_words = action::describe(pick.resource, pick.instance).unwrap_or_default();
+            let reason = in_words(pick, &estimate.resources, &instance_words);
             let name = |id| region.header().resource(id).map_or(String::new(), |e| e.name());
             let mut decision = Decision {
                 state: "overload",
-                reason: pick.reason.clone(),
+                reason: reason.clone(),
+                instance_words,
                 resource: pick.resource,
                 resource_name: name(pick.resource),
                 resource_kind: region.header().resource(pick.resource).and_then(|e| e.kind()),
@@ -385,7 +398,7 @@ impl Controller {
                 instance: pick.instance,
                 held_ns: pick.usage_ns,
                 victims: pick.victims.len() as u32,
-                reason: pick.reason.clone(),
+                reason,
             };
             self.send(region, now_ns, decision, request, log_path);
         }
@@ -419,6 +432,7 @@ impl Controller {
             resource_name: String::new(),
             resource_kind: None,
             instance: 0,
+            instance_words: String::new(),
             reason: String::new(),
             p99_ns: 0,
             slo_ns: 0,
@@ -436,6 +450,7 @@ impl Controller {
             ended_ms: None,
             contention_after: None,
             would_have: String::new(),
+            said: None,
             replay: None,
         }
     }
@@ -497,6 +512,14 @@ impl Controller {
 
 fn budget_params(c: &Config) -> BudgetParams {
     BudgetParams { rate_per_s: c.cancel_rate_per_s, burst: c.cancel_burst, share: c.cancel_share }
+}
+
+/// The pick's reason with the host's words instead of resource and number.
+fn in_words(pick: &Pick, resources: &[ResourceEstimate], words: &str) -> String {
+    match resources.iter().find(|r| r.id == pick.resource) {
+        Some(r) if !words.is_empty() => pick.reason.replacen(&format!("{} {}", r.name, pick.instance), words, 1),
+        _ => pick.reason.clone(),
+    }
 }
 
 /// What estimator and policy were given.

@@ -3,7 +3,7 @@
 //! A decision is written when it is made and again when its outcome is known; in the log file the later line with the
 //! same id supersedes the earlier one. The region keeps the last ones for whoever asks.
 
-use super::json::{number, Json};
+use super::json::Json;
 use super::window::kind_name;
 use crate::cancel::action::{self, Level};
 use crate::config::Mode;
@@ -81,6 +81,8 @@ pub struct Decision {
     pub resource_name: String,
     pub resource_kind: Option<ResourceKind>,
     pub instance: u64,
+    /// The host's words for the instance; empty where it has none.
+    pub instance_words: String,
     pub reason: String,
     pub p99_ns: u64,
     pub slo_ns: u64,
@@ -99,6 +101,8 @@ pub struct Decision {
     pub contention_after: Option<f64>,
     /// Observe mode: what cancelling would have given back, in words.
     pub would_have: String,
+    /// The last outcome that was recorded.
+    pub said: Option<Outcome>,
     /// What estimator and policy were given, as JSON: enough to replay the decision. Only the log file gets it, once.
     pub replay: Option<String>,
 }
@@ -120,6 +124,7 @@ impl Decision {
             .text("name", &self.resource_name)
             .text("type", kind)
             .int("instance", self.instance)
+            .text("words", &self.instance_words)
             .end();
         let signal = Json::object()
             .int("p99_ns", self.p99_ns)
@@ -191,19 +196,20 @@ impl Decision {
             Outcome::WouldCancel => format!("would cancel {who} (observe mode)"),
             Outcome::Requested => format!("cancels {who}"),
             Outcome::Acknowledged => format!("cancelled {who}, its work is being undone"),
-            Outcome::Ended => format!("cancelled {who}"),
+            Outcome::Ended => format!("{who} has stopped {:.0} ms after it was told", self.ended_ms.unwrap_or(0.0)),
             Outcome::Escalated => format!("{who} did not react to its cancel, ends its session"),
             Outcome::Unresponsive => format!("{who} reacts to nothing and is left alone"),
         };
-        let mut text = format!("decision {}: {what}: {}", self.id, self.reason);
-        if let Some(level) = self.contention_after {
-            text += &format!("; contention after {}", number(level));
+        match self.outcome {
+            Outcome::Ended => format!("decision {}: {what}", self.id),
+            _ => format!("decision {}: {what}: {}", self.id, self.reason),
         }
-        text
     }
 
     /// Keeps it in the region, the log file and the host's log.
     pub fn record(&mut self, region: &Region, log: &mut LogFile, path: Option<&str>) {
+        let said = self.said == Some(self.outcome);
+        self.said = Some(self.outcome);
         let json = self.json();
         let entry = &region.header().decisions[self.id as usize % DECISIONS];
         // Too long for its place: the candidates are what can be missed.
@@ -229,7 +235,9 @@ impl Decision {
             }
             None => log.append(region, path, &json),
         }
-        action::log(Level::Notice, &self.words());
+        // People want to know what was done and what came of it; the steps in between are in the record.
+        let level = if self.outcome == Outcome::Acknowledged || said { Level::Debug } else { Level::Notice };
+        action::log(level, &self.words());
     }
 }
 

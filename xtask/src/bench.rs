@@ -70,6 +70,7 @@ pub fn tool(subcommand: &str, args: &[String]) -> Command {
 
 /// In the user's own terminal and process group: output and Ctrl-C go straight through.
 fn run_through(mut command: Command) -> Result<()> {
+    progress::group::leave_interrupts_to_child();
     let status = command.status()?;
     if !status.success() {
         bail!("`{}` failed ({status})", progress::shown(&command));

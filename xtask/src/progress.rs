@@ -266,6 +266,13 @@ pub mod group {
         Ok(child)
     }
 
+    /// For a command in the terminal's own group: Ctrl-C is its to handle, and we stay until it has cleaned up.
+    pub fn leave_interrupts_to_child() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: the handler does nothing. A handler, unlike SIG_IGN, is not inherited by the command.
+        unsafe { libc::signal(libc::SIGINT, nothing as *const () as libc::sighandler_t) };
+    }
+
     pub fn forget() {
         RUNNING.store(0, Ordering::Relaxed);
     }

@@ -102,7 +102,7 @@ const CHECKS: &[Check] = &[
         name: "integration",
         what: "overloads on the real server, and 100,000 statements under random cancels",
         command: || Ok(bench::tool("integration", &[])),
-        limit_minutes: 30,
+        limit_minutes: 20,
         needs: &["server"],
     },
     Check {

@@ -37,7 +37,7 @@ int main(void) {
   uint64_t begin = now_ns();
   for (uint64_t i = 0; i < OF_CHILD; i++)
     while (task_is_listed(500 + i)) {
-      CHECK(now_ns() < begin + 10 * 1000000000ull);
+      CHECK(now_ns() < begin + 15 * 1000000000ull);
       CHECK_EQ(atropos_controller_tick(), ATROPOS_OK);
       pause_ms(5);
     }

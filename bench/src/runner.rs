@@ -1,7 +1,7 @@
 //! One run of a case, and the rounds of a measurement.
 use crate::cases::{Case, Noise, NoiseReport, Role};
 use crate::clock::{self, ms, now_ns, sleep_until};
-use crate::decisions;
+use crate::decisions::{self, Decision};
 use crate::load::{LoadError, LoadLog, RunningLoad, Status};
 use crate::measure::{self, Part};
 use crate::pg::cluster::{guc, Cluster, Guc};
@@ -189,8 +189,12 @@ pub fn run_once(
         faults.push("no transaction completed in the measured part".into());
     }
     let since_onset = |t: i64| ms(t - onset_ns);
-    let first = |acted: bool| decided.iter().filter(|d| d.acted() == acted).map(|d| d.time_ns).min().map(since_onset);
     let culprits = || actors.iter().filter(|a| a.role == Role::Culprit);
+    // Where there is a culprit, what counts is the decision about it; others are false ones and counted as such.
+    let right = |d: &&Decision| culprits().next().is_none() || culprits().any(|a| i64::from(a.pid) == d.key);
+    let first = |acted: bool| {
+        decided.iter().filter(|d| d.acted() == acted).filter(right).map(|d| d.time_ns).min().map(since_onset)
+    };
     let told = || culprits().filter(|a| a.failure.is_some());
     let p99_ratio = ratio(part.p99_ms, clean.part.p99_ms);
     let record = Record {

@@ -27,6 +27,8 @@ const MAX_EDGES: usize = 4096;
 /// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
 const REAP_NS: u64 = 500 * MS;
 const REAP_THOROUGH_NS: u64 = 10_000 * MS;
+/// While somebody may be waiting for what a dead process held.
+const REAP_THOROUGH_WATCHING_NS: u64 = 1_000 * MS;
 /// A cached clock that stood still for this long had no controller.
 const GAP_NS: u64 = 150 * MS;
 /// An overload without a culprit is said in the log at most this often.
@@ -178,7 +180,8 @@ impl Controller {
             return;
         }
         self.reaped_ns = now_ns;
-        let thorough = now_ns.saturating_sub(self.reaped_thoroughly_ns) >= REAP_THOROUGH_NS;
+        let pause_ns = if self.watching { REAP_THOROUGH_WATCHING_NS } else { REAP_THOROUGH_NS };
+        let thorough = now_ns.saturating_sub(self.reaped_thoroughly_ns) >= pause_ns;
         if thorough {
             self.reaped_thoroughly_ns = now_ns;
         }

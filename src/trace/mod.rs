@@ -17,10 +17,35 @@ fn tag_of(resource: u32, instance: u64) -> u64 {
 
 const BYTES: u64 = 0x0101_0101_0101_0101;
 
+impl crate::region::layout::HoldingCell {
+    #[inline(always)]
+    fn fill(&self, resource: u32, instance: u64, since_ns: u64, amount: u64) {
+        self.resource.store(resource, Relaxed);
+        self.instance.store(instance, Relaxed);
+        self.since_ns.store(since_ns, Relaxed);
+        self.amount.store(amount, Relaxed);
+    }
+}
+
 impl Trace {
     /// Where (resource, instance) stands among the holdings.
     #[inline(always)]
     fn find(&self, resource: u32, instance: u64, occupied: u64) -> Option<usize> {
+        // Nothing or one thing held is the rule: branches the processor predicts, where the search would make every
+        // call wait for the stores of the one before. Out of line, so that the rule saves no registers for it.
+        if occupied == 0 {
+            return None;
+        }
+        if occupied == 1 {
+            let held = &self.held[0];
+            let same = held.instance.load(Relaxed) == instance && held.resource.load(Relaxed) == resource;
+            return if same { Some(0) } else { None };
+        }
+        self.search(resource, instance, occupied)
+    }
+
+    #[inline(never)]
+    fn search(&self, resource: u32, instance: u64, occupied: u64) -> Option<usize> {
         let wanted = tag_of(resource, instance) * BYTES;
         let mut words = occupied;
         let mut first = 0;
@@ -81,14 +106,16 @@ impl Trace {
             } else {
                 held.amount.store(held.amount.load(Relaxed) + amount, Relaxed);
             }
+        } else if occupied == 0 {
+            // The place is known without looking at it.
+            self.tags[0].store(tag_of(resource, instance), Relaxed);
+            self.held[0].fill(resource, instance, now_ns, amount);
+            self.occupied.store(1, Relaxed);
         } else if occupied != u64::MAX {
             let i = (!occupied).trailing_zeros() as usize;
             let (held, tags, shift) = (&self.held[i], &self.tags[i / 8], i % 8 * 8);
             tags.store(tags.load(Relaxed) & !(0xff << shift) | tag_of(resource, instance) << shift, Relaxed);
-            held.resource.store(resource, Relaxed);
-            held.instance.store(instance, Relaxed);
-            held.since_ns.store(now_ns, Relaxed);
-            held.amount.store(amount, Relaxed);
+            held.fill(resource, instance, now_ns, amount);
             self.occupied.store(occupied | 1 << i, Relaxed);
         } else {
             self.holdings_lost.store(self.holdings_lost.load(Relaxed).wrapping_add(1), Relaxed);

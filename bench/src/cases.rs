@@ -87,6 +87,8 @@ const TABLES: u32 = 25;
 const ROWS: u32 = 4000;
 /// What c6's culprit rewrites: 4 to 10 s for one pass, by the machine.
 const C6_EXTRA_ROWS: u32 = 500_000;
+/// Writers of n1, all alike, each with a table of its own.
+const N1_WRITERS: u32 = 6;
 /// How long the culprits without work of their own (idle, thinking) stay when nobody ends them.
 const CULPRIT_HOLD: Duration = Duration::from_secs(10);
 /// No statement of the noise may outlive this, whatever goes wrong.
@@ -106,6 +108,10 @@ fn x3_data() -> Dataset {
 
 fn x4_data() -> Dataset {
     Dataset { sql: vec![noise_table("noise_c", 20_000)], ..oltp() }
+}
+
+fn n1_data() -> Dataset {
+    Dataset { sql: (1..=N1_WRITERS).map(|i| noise_table(&format!("noise_w{i}"), 20_000)).collect(), ..oltp() }
 }
 
 fn x9_data() -> Dataset {
@@ -251,7 +257,7 @@ pub static CASES: &[Case] = &[
         id: "n1",
         title: "checkpoint and flush storm: everyone stalls on I/O and nobody is to blame",
         stands_for: "the well-known checkpoint spikes (PostgreSQL documentation, \"WAL Configuration\")",
-        dataset: oltp,
+        dataset: n1_data,
         loads: n1_loads,
         settings: storm_settings,
         timing: STANDARD,
@@ -478,18 +484,30 @@ fn queued_ddl(noise: &Noise) -> Result<NoiseReport> {
     })
 }
 
-/// n1. CHECKPOINT without a pause, on a server whose settings make everyone write and flush.
+/// n1. CHECKPOINT without a pause and equal writers, so that every page's next change is logged whole again, on a
+/// server whose settings make everyone write and flush.
 fn checkpoint_storm(noise: &Noise) -> Result<NoiseReport> {
-    let session = Session::open(noise, Role::Bystander, "checkpoint loop")?;
+    let checkpoints = Session::open(noise, Role::Bystander, "checkpoint loop")?;
+    let writers: Vec<_> =
+        (0..N1_WRITERS).map(|_| Session::open(noise, Role::Bystander, "writer")).collect::<Result<_>>()?;
     let onset_ns = now_ns();
     let until = onset_ns + noise.lasts.as_nanos() as i64;
-    let actor = session.run(|c| {
-        while now_ns() < until {
-            c.batch_execute("CHECKPOINT")?;
+    let repeat = move |session: Session, sql: String| {
+        session.run(|c| {
+            while now_ns() < until {
+                c.batch_execute(&sql)?;
+            }
+            Ok(())
+        })
+    };
+    std::thread::scope(|s| {
+        let mut running = vec![s.spawn(move || repeat(checkpoints, "CHECKPOINT".into()))];
+        for (i, writer) in (1..).zip(writers) {
+            running.push(s.spawn(move || repeat(writer, format!("UPDATE noise_w{i} SET n = n + 1"))));
         }
-        Ok(())
-    });
-    Ok(NoiseReport { onset_ns, actors: vec![actor] })
+        let actors = running.into_iter().map(|h| joined(h, "storm")).collect::<Result<_>>()?;
+        Ok(NoiseReport { onset_ns, actors })
+    })
 }
 
 /// n2. Forty sessions that read and compute, all alike.

@@ -100,7 +100,7 @@ pub fn run(
             slice(cluster, workload, o, 2.0, 0)?;
         }
         for i in 0..SLICES * 2 {
-            let which = ((i + 1) / 2 + pair) as usize % 2;
+            let which = (i.div_ceil(2) + pair) as usize % 2;
             let side = &mut sides[which];
             let cpu_ns = clusters[which].cpu_ns();
             let (part, all) =

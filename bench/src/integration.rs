@@ -79,7 +79,7 @@ fn preload_guard(install: &Install, _seed: u64) -> Result<String> {
 fn settings(install: &Install, _seed: u64) -> Result<String> {
     let cluster = small(install, Some(Mode::Observe), &[])?;
     let mut client = cluster.connect("check")?;
-    for (name, bad) in [("atropos.mode", "sometimes"), ("atropos.slo", "-1"), ("atropos.\"window\"", "1")] {
+    for (name, bad) in [("atropos.mode", "sometimes"), ("atropos.slo", "-1"), ("atropos.window_length", "1")] {
         let failure = refused(&mut client, &format!("ALTER SYSTEM SET {name} = '{bad}'"))?;
         ensure!(failure.sqlstate == "22023", "{name} = {bad}: {failure:?}");
     }

@@ -102,7 +102,7 @@ pub fn contention(install: &Install, statements: u64, seed: u64, limit: Duration
         install,
         &[
             ("atropos.slo", "1"),
-            ("atropos.window", "20"),
+            ("atropos.window_length", "20"),
             ("atropos.trigger_windows", "1"),
             ("atropos.contention_threshold", "0.01"),
             ("atropos.min_relief", "0.01"),

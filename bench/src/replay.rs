@@ -29,6 +29,7 @@ struct Evidence {
     contention_threshold: f64,
     min_relief: f64,
     min_gain_ns: u64,
+    min_idle_ns: u64,
     near_tie: f64,
     class_duration_ns: BTreeMap<u16, u64>,
     budget: usize,
@@ -52,6 +53,7 @@ struct ResourceJson {
     name: String,
     wait_ns: u64,
     hold_ns: u64,
+    usual_hold_ns: u64,
     acquired: u64,
     evicted: u64,
     untracked_waiting: u64,
@@ -72,6 +74,7 @@ struct TaskJson {
     scope: u64,
     in_request: bool,
     age_ns: u64,
+    idle_ns: u64,
     work_ns: u64,
     progress: Option<(u64, u64)>,
     waits: Vec<WaitJson>,
@@ -92,6 +95,7 @@ struct HoldingJson {
     instance: u64,
     amount: u64,
     held_ns: u64,
+    waited_ns: u64,
 }
 
 #[derive(Deserialize)]
@@ -118,6 +122,7 @@ impl WindowJson {
                 name: r.name,
                 wait_ns: r.wait_ns,
                 hold_ns: r.hold_ns,
+                usual_hold_ns: r.usual_hold_ns,
                 acquired: r.acquired,
                 evicted: r.evicted,
                 untracked_waiting: r.untracked_waiting,
@@ -137,13 +142,14 @@ impl WindowJson {
             scope: t.scope,
             in_request: t.in_request,
             age_ns: t.age_ns,
+            idle_ns: t.idle_ns,
             work_ns: t.work_ns,
             progress: t.progress,
             waits: t.waits.into_iter().map(|w| Wait { resource: w.resource, instance: w.instance, waited_ns: w.waited_ns }).collect(),
             holdings: t
                 .holdings
                 .into_iter()
-                .map(|h| Holding { resource: h.resource, instance: h.instance, amount: h.amount, held_ns: h.held_ns })
+                .map(|h| Holding { resource: h.resource, instance: h.instance, amount: h.amount, held_ns: h.held_ns, waited_ns: h.waited_ns })
                 .collect(),
             exec_ns: t.exec_ns,
         });
@@ -189,6 +195,7 @@ pub fn replay(line: &str) -> Result<Option<Replayed>> {
         contention_threshold: evidence.contention_threshold,
         min_relief: evidence.min_relief,
         min_gain_ns: evidence.min_gain_ns,
+        min_idle_ns: evidence.min_idle_ns,
         near_tie: evidence.near_tie,
     };
     let choice = choose(&estimate(&window, &estimator), &window, &policy, evidence.budget);

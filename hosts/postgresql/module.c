@@ -197,7 +197,7 @@ define_settings(void)
 							 NULL, &contention_threshold, 0.30, 0.01, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("atropos.min_relief", "Share of execution time that a cancel must give back.",
 							 NULL, &min_relief, 0.20, 0.01, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
-	DefineCustomIntVariable("atropos.window", "Length of one measuring window.",
+	DefineCustomIntVariable("atropos.window_length", "Length of one measuring window.",
 							NULL, &window_ms, 100, 20, 10000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("atropos.trigger_windows", "Windows in a row over the objective that make an overload.",
 							NULL, &trigger_windows, 3, 1, 100, PGC_SIGHUP, 0, NULL, NULL, NULL);

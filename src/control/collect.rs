@@ -15,6 +15,10 @@ pub const STRIDES: u64 = 4;
 /// Observations of a host's queue older than this are out of date.
 const QUEUE_FRESH_NS: u64 = 1_000_000_000;
 
+/// Averages are learnt this often, from at least so many acquisitions.
+const USUAL_EVERY_NS: u64 = 1_000_000_000;
+const USUAL_LEAST: u64 = 20;
+
 #[derive(Clone, Copy, Default)]
 struct ResourceTotals {
     wait_ns: u64,
@@ -54,6 +58,17 @@ pub struct Collector {
     gaps: VecDeque<Gap>,
     completions: u64,
     measured_ns: u64,
+    usual: [Usual; MAX_RESOURCES],
+    usual_at_ns: u64,
+}
+
+/// What is usual of a resource in calm times.
+#[derive(Clone, Copy, Default)]
+struct Usual {
+    hold_ns: u64,
+    /// Totals when it was last looked at.
+    total_hold_ns: u64,
+    total_acquired: u64,
 }
 
 impl Collector {
@@ -84,6 +99,35 @@ impl Collector {
 
     fn corrected(&self, noted_ns: u64) -> u64 {
         self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
+    }
+
+    /// Learns, in calm times, for how long things are held on average: once a second, since it reads all cells.
+    pub fn learn_usual(&mut self, region: &Region, now_ns: u64) {
+        if now_ns.saturating_sub(self.usual_at_ns) < USUAL_EVERY_NS {
+            return;
+        }
+        let first = self.usual_at_ns == 0;
+        self.usual_at_ns = now_ns;
+        let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
+        let tasks = region.tasks().iter().take(region.header().tasks_used.load(Acquire) as usize).map(|t| &t.trace);
+        let workers = region.workers().iter().take(region.header().workers_used.load(Acquire) as usize);
+        tasks.chain(workers.map(|w| &w.trace)).for_each(|trace| add_totals(trace, &mut totals));
+        for (usual, total) in self.usual.iter_mut().zip(&totals) {
+            let held_ns = grown(total.hold_ns, usual.total_hold_ns);
+            let acquired = grown(total.acquired, usual.total_acquired);
+            (usual.total_hold_ns, usual.total_acquired) = (total.hold_ns, total.acquired);
+            if first || acquired < USUAL_LEAST {
+                continue;
+            }
+            let average = held_ns / acquired;
+            // A quarter of the new: a single odd second does not move it far.
+            usual.hold_ns = if usual.hold_ns == 0 { average } else { usual.hold_ns - usual.hold_ns / 4 + average / 4 };
+        }
+    }
+
+    /// What was held during an overload is not usual: the next second begins anew.
+    pub fn pause_usual(&mut self) {
+        self.usual_at_ns = 0;
     }
 
     /// Adds the resources' totals to the newest sample, so that the next detailed window can begin there.
@@ -162,6 +206,7 @@ impl Collector {
                 scope,
                 in_request,
                 age_ns,
+                idle_ns: if in_request { 0 } else { now_ns.saturating_sub(slot.request_end_ns.load(Relaxed)) },
                 work_ns: match slot.work_start_ns.load(Relaxed) {
                     0 => age_ns,
                     start => now_ns.saturating_sub(start),
@@ -218,6 +263,7 @@ impl Collector {
                     name: entry.name(),
                     wait_ns: grown(now.wait_ns, before.wait_ns),
                     hold_ns: grown(now.hold_ns, before.hold_ns),
+                    usual_hold_ns: self.usual[id as usize].hold_ns,
                     acquired: grown(now.acquired, before.acquired),
                     evicted: grown(now.evicted, before.evicted),
                     untracked_waiting: if fresh { entry.queue_waiting.load(Relaxed) } else { 0 },
@@ -244,6 +290,7 @@ impl Collector {
     fn read_trace(&self, region: &Region, trace: &Trace, since_ns: u64) -> TraceView {
         let read = || {
             let mut view = TraceView::default();
+            let waited = (trace.waited_ns.load(Relaxed) >> WAITED_SHIFT) as u32;
             let resource = trace.wait_resource.load(Relaxed);
             let start_ns = trace.wait_start_ns.load(Relaxed);
             if resource != 0 && (resource as usize) < MAX_RESOURCES && start_ns >= since_ns {
@@ -260,7 +307,9 @@ impl Collector {
                 let resource = held.resource.load(Relaxed);
                 if since >= since_ns && (resource as usize) < MAX_RESOURCES {
                     let (instance, amount) = (held.instance.load(Relaxed), held.amount.load(Relaxed));
-                    view.holdings.push(Holding { resource, instance, amount, held_ns: since });
+                    let before = held.waited.load(Relaxed);
+                    let waited_ns = (waited.wrapping_sub(before) as u64) << WAITED_SHIFT;
+                    view.holdings.push(Holding { resource, instance, amount, held_ns: since, waited_ns });
                 }
                 rest &= rest - 1;
             }
@@ -343,8 +392,12 @@ fn add_trace(view: &mut TaskView, mut trace: TraceView, now_ns: u64, edges: &mut
             edges.push(Edge { waiter: view.id, blocker, kind: EdgeKind::Holds, resource, instance });
         }
     }
+    let waits_since_ns = trace.wait.map_or(now_ns, |w| w.2);
     for h in &mut trace.holdings {
+        // The wait that runs counts too.
+        h.waited_ns += now_ns.saturating_sub(waits_since_ns.max(h.held_ns));
         h.held_ns = now_ns.saturating_sub(h.held_ns);
+        h.waited_ns = h.waited_ns.min(h.held_ns);
     }
     add_holdings(&mut view.holdings, trace.holdings);
 }
@@ -359,7 +412,9 @@ fn add_holdings(all: &mut Vec<Holding>, more: Vec<Holding>) {
     for h in more {
         match all.iter_mut().find(|a| a.resource == h.resource && a.instance == h.instance) {
             Some(a) => {
-                a.held_ns = a.held_ns.max(h.held_ns);
+                if h.held_ns - h.waited_ns > a.held_ns - a.waited_ns {
+                    (a.held_ns, a.waited_ns) = (h.held_ns, h.waited_ns);
+                }
                 a.amount += h.amount;
             }
             None => all.push(h),
@@ -454,13 +509,53 @@ mod tests {
         assert_eq!((w.resources[0].wait_ns, w.resources[0].hold_ns), (80 * MS, 100 * MS));
         assert_eq!(w.classes[0].in_flight_age_ns, [200 * MS, 200 * MS]);
         let (va, vb) = (&w.tasks[0], &w.tasks[1]);
-        assert_eq!(va.holdings, [Holding { resource: lock, instance: 7, amount: 1, held_ns: 200 * MS }]);
+        assert_eq!(va.holdings, [Holding { resource: lock, instance: 7, amount: 1, held_ns: 200 * MS, waited_ns: 0 }]);
         assert_eq!(vb.waits, [Wait { resource: lock, instance: 7, waited_ns: 80 * MS }]);
         assert_eq!((va.exec_ns, va.key, vb.key), (100 * MS, 1, 2));
         r.task(b).unwrap().trace.wait_abandoned(t0 + 210 * MS, lock);
         let w = c.window(&r, t0 + 300 * MS, 100 * MS, true);
         assert_eq!(w.resources[0].wait_ns, 10 * MS);
         assert!(w.tasks[1].waits.is_empty());
+    }
+
+    #[test]
+    fn a_holders_own_waits_are_told_apart() {
+        let (r, me, lock) = setup();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        let (t0, trace) = (r.now_ns(), &r.task(a).unwrap().trace);
+        trace.wait_begin(t0, lock, 5);
+        trace.wait_abandoned(t0 + 500 * MS, lock);
+        trace.acquire(t0 + 500 * MS, 0, lock, 7, 1);
+        trace.wait_begin(t0 + 600 * MS, lock, 8);
+        trace.acquire(t0 + 1600 * MS, 0, lock, 8, 1);
+        let w = Collector::default().window(&r, t0 + 1650 * MS, 100 * MS, true);
+        let held: Vec<(u64, u64)> = w.tasks[0].holdings.iter().map(|h| (h.held_ns / MS, h.waited_ns / MS)).collect();
+        // Its unit is 2^20 ns.
+        assert_eq!(held[0].0, 1150);
+        assert!((998..=1002).contains(&held[0].1), "{held:?}");
+        assert_eq!(held[1].0, 50);
+        assert!(held[1].1 <= 2, "{held:?}");
+        trace.wait_begin(t0 + 1650 * MS, lock, 9);
+        let w = Collector::default().window(&r, t0 + 1750 * MS, 100 * MS, true);
+        let h = w.tasks[0].holdings[1];
+        assert!(h.held_ns - h.waited_ns <= 51 * MS, "the wait that runs counts too: {h:?}");
+    }
+
+    #[test]
+    fn the_usual_hold_is_learnt_in_calm_seconds() {
+        let (r, me, lock) = setup();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        let (t0, trace) = (r.now_ns(), &r.task(a).unwrap().trace);
+        let mut c = Collector::default();
+        c.learn_usual(&r, t0);
+        for i in 0..50 {
+            trace.acquire(t0 + i * 20 * MS, 0, lock, i, 1);
+            trace.release(t0 + i * 20 * MS + 10 * MS, lock, i, 1);
+        }
+        c.learn_usual(&r, t0 + 500 * MS);
+        assert_eq!(c.usual[lock as usize].hold_ns, 0, "not yet");
+        c.learn_usual(&r, t0 + 1000 * MS);
+        assert_eq!(c.usual[lock as usize].hold_ns, 10 * MS);
     }
 
     #[test]

@@ -244,6 +244,11 @@ impl Controller {
             self.suspecting = false;
             self.observed = None;
         }
+        if self.watching {
+            self.collector.pause_usual();
+        } else {
+            self.collector.learn_usual(region, now_ns);
+        }
         if !detailed || self.collector.measured_ns() == 0 {
             return;
         }
@@ -533,6 +538,7 @@ fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyPara
         .float("contention_threshold", policy.contention_threshold)
         .float("min_relief", policy.min_relief)
         .int("min_gain_ns", policy.min_gain_ns)
+        .int("min_idle_ns", policy.min_idle_ns)
         .float("near_tie", policy.near_tie)
         .raw("class_duration_ns", &durations.end())
         .int("budget", budget as u64)

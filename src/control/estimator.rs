@@ -8,7 +8,13 @@
 use std::collections::BTreeMap;
 
 use super::graph::{clip, scale, Graph, Index, Part, Relief, Scratch};
-use super::window::{EdgeKind, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+use super::window::{EdgeKind, Holding, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+
+/// For how long a task has had a holding at its own pace. Whoever was held up itself (a deadlock's survivor, a victim of
+/// the same culprit) has not used what it held meanwhile.
+fn own_time_ns(h: &Holding) -> u64 {
+    h.held_ns.saturating_sub(h.waited_ns)
+}
 
 /// What the estimator needs besides the window.
 #[derive(Clone, Debug)]
@@ -342,7 +348,7 @@ impl Estimate {
             let b = &g.barriers[barrier as usize];
             let id = b.resource.map(|r| self.resources[r as usize].id);
             let holdings = window.tasks[t as usize].holdings.iter();
-            let held = holdings.filter(|h| Some(h.resource) == id && h.instance == b.instance).map(|h| h.held_ns).max();
+            let held = holdings.filter(|h| Some(h.resource) == id && h.instance == b.instance).map(own_time_ns).max();
             // Not traced: it has held it at least as long as somebody has waited for it.
             let usage = held.unwrap_or_else(|| g.longest_wait_ns(barrier));
             (usage, usage as f64 * ahead(t))

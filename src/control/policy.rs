@@ -14,6 +14,8 @@ use super::window::{ResourceId, ResourceKind, TaskId, TaskView, Window};
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
 const MEMBER_SHARE: f64 = 0.25;
+/// Whoever has held a lock for less than this many times what is usual is no culprit.
+const USUAL_TIMES: u64 = 5;
 /// Most picks of one decision, whatever the budget: each costs a pass over the candidates.
 const MAX_PICKS: usize = 16;
 /// How many rejected candidates a decision explains.
@@ -29,13 +31,21 @@ pub struct PolicyParams {
     /// Whoever has used the resource, or will use it, for less than this is not worth a cancel, ns: at least the
     /// latency objective, for its victims can bear as much.
     pub min_gain_ns: u64,
+    /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns.
+    pub min_idle_ns: u64,
     /// Scores within this fraction of the best count as equal (0..1).
     pub near_tie: f64,
 }
 
 impl Default for PolicyParams {
     fn default() -> Self {
-        PolicyParams { contention_threshold: 0.30, min_relief: 0.20, min_gain_ns: 20_000_000, near_tie: 0.10 }
+        PolicyParams {
+            contention_threshold: 0.30,
+            min_relief: 0.20,
+            min_gain_ns: 20_000_000,
+            min_idle_ns: 300_000_000,
+            near_tie: 0.10,
+        }
     }
 }
 
@@ -119,6 +129,7 @@ enum WhyNot {
     FreesNobody,
     NotContended,
     HardlyUsed,
+    HardlyIdle,
     SoonDone,
     SmallShare,
     Dominated,
@@ -134,7 +145,10 @@ impl WhyNot {
             WhyNot::FreesNobody if c.blocked => "waits itself: whoever it waits for is to blame",
             WhyNot::FreesNobody => "frees nobody: others block its waiters too",
             WhyNot::NotContended => "frees only resources below the contention threshold",
-            WhyNot::HardlyUsed => "has used the resource for less than the objective allows",
+            WhyNot::HardlyUsed => {
+                "has used the resource at its own pace for no longer than is usual or the objective allows"
+            }
+            WhyNot::HardlyIdle => "is between two requests: its client may go on at any moment",
             WhyNot::SoonDone => "will be done within the objective",
             WhyNot::SmallShare => "frees too little on its own",
             WhyNot::Dominated => "another task gives back more of every resource",
@@ -275,9 +289,12 @@ impl<'a> Chooser<'a> {
             }
             frees = true;
             let contends = self.over(self.left[r]);
+            // Nobody who has a lock for about as long as everybody has it monopolises it.
+            let usual_ns = self.window.resources.get(r).map_or(0, |w| w.usual_hold_ns.saturating_mul(USUAL_TIMES));
+            let min_ns = min_ns.max(usual_ns);
             contended |= contends;
             used |= contends && u.usage_ns >= min_ns;
-            if u.usage_ns >= min_ns && u.gain_ns >= min_ns as f64 {
+            if u.usage_ns >= min_ns && u.gain_ns >= self.params.min_gain_ns as f64 {
                 lasts |= contends;
                 gains[r] = u.gain_ns / 1e9 * part(freed_ns[r], self.estimate.resources[r].lost_ns);
                 worth_ns[r] = freed_ns[r];
@@ -292,6 +309,8 @@ impl<'a> Chooser<'a> {
             Some(WhyNot::Cancelled)
         } else if !task.cancellable {
             Some(WhyNot::Uncancellable)
+        } else if !task.in_request && task.idle_ns < self.params.min_idle_ns {
+            Some(WhyNot::HardlyIdle)
         } else if !contended {
             Some(WhyNot::NotContended)
         } else if !used {

@@ -37,6 +37,8 @@ pub struct ResourceWindow {
     pub wait_ns: u64,
     /// Time tasks held it, clipped to the window (LOCK, QUEUE).
     pub hold_ns: u64,
+    /// For how long it is held on average in calm times (LOCK, QUEUE); 0 = not known.
+    pub usual_hold_ns: u64,
     /// Units acquired in the window (MEMORY).
     pub acquired: u64,
     /// Units whose acquisition evicted somebody else's (MEMORY).
@@ -62,6 +64,8 @@ pub struct Holding {
     /// Units held (MEMORY), or how many times acquired (LOCK).
     pub amount: u64,
     pub held_ns: u64,
+    /// Part of `held_ns` in which the task itself waited for something: not its own doing, so no usage of its.
+    pub waited_ns: u64,
 }
 
 /// One live task.
@@ -85,6 +89,8 @@ pub struct TaskView {
     pub in_request: bool,
     /// Age of the request in flight, client waits excluded; 0 when idle.
     pub age_ns: u64,
+    /// Time since its last request ended; 0 while one is in flight.
+    pub idle_ns: u64,
     /// Time since its present unit of work (a transaction, else the request) began: what a cancel would lose.
     pub work_ns: u64,
     /// (done, total); None = never reported.

@@ -22,6 +22,8 @@ pub const NAME_BYTES: usize = 32;
 pub const LABEL_WORDS: usize = 6;
 /// loom explores every store: one word shows it as much as twenty.
 pub const REASON_WORDS: usize = if cfg!(loom) { 1 } else { 20 };
+/// About a millisecond: the unit in which a holding remembers how long its worker had waited before.
+pub const WAITED_SHIFT: u32 = 20;
 /// Holdings a worker can have at once.
 pub const HOLDINGS: usize = 64;
 pub const DECISIONS: usize = 64;
@@ -185,6 +187,8 @@ pub struct HoldingCell {
     pub since_ns: AtomicU64,
     pub amount: AtomicU64,
     pub resource: AtomicU32,
+    /// The worker's `waited_ns` when it was acquired, in units of 2^WAITED_SHIFT ns, modulo 2^32.
+    pub waited: AtomicU32,
 }
 
 /// What one worker does: written by its own thread only.
@@ -207,7 +211,8 @@ pub struct Trace {
     pub holdings_lost: AtomicU32,
     /// Releases of something not held.
     pub releases_unmatched: AtomicU32,
-    _line: [u64; 1],
+    /// Time in ended waits, for anything.
+    pub waited_ns: AtomicU64,
     /// A byte per holding: part of the hash of what is held, eight compared at once.
     pub tags: [AtomicU64; HOLDINGS / 8],
     pub held: [HoldingCell; HOLDINGS],
@@ -258,9 +263,11 @@ pub struct TaskSlot {
     pub work_start_ns: AtomicU64,
     pub key: AtomicU64,
     pub parent: AtomicU64,
+    /// End of the last request.
+    pub request_end_ns: AtomicU64,
+    // Seldom written.
     /// A scope that somebody asked to cancel by hand; 0 = none.
     pub manual_scope: AtomicU64,
-    // Seldom written.
     pub manual_reason: [AtomicU64; 8],
     pub label: [AtomicU64; LABEL_WORDS],
     pub priority: AtomicI32,

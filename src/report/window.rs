@@ -26,6 +26,7 @@ fn task_json(t: &TaskView) -> String {
             .int("instance", h.instance)
             .int("amount", h.amount)
             .int("held_ns", h.held_ns)
+            .int("waited_ns", h.waited_ns)
             .end()
     });
     let progress = t.progress.map_or("null".into(), |(done, total)| format!("[{done},{total}]"));
@@ -42,6 +43,7 @@ fn task_json(t: &TaskView) -> String {
         .int("scope", t.scope)
         .bool("in_request", t.in_request)
         .int("age_ns", t.age_ns)
+        .int("idle_ns", t.idle_ns)
         .int("work_ns", t.work_ns)
         .raw("progress", &progress)
         .raw("waits", &waits)
@@ -59,6 +61,7 @@ pub fn json(window: &Window) -> String {
             .text("name", &r.name)
             .int("wait_ns", r.wait_ns)
             .int("hold_ns", r.hold_ns)
+            .int("usual_hold_ns", r.usual_hold_ns)
             .int("acquired", r.acquired)
             .int("evicted", r.evicted)
             .int("untracked_waiting", r.untracked_waiting)

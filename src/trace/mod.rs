@@ -4,7 +4,7 @@
 pub mod request;
 
 use crate::primitive::Ordering::Relaxed;
-use crate::region::layout::{Trace, HOLDINGS, MAX_RESOURCES};
+use crate::region::layout::{Trace, HOLDINGS, MAX_RESOURCES, WAITED_SHIFT};
 
 /// Amounts are clamped here, so that no sum of a run's amounts can overflow.
 pub const MAX_AMOUNT: u64 = 1 << 40;
@@ -19,7 +19,8 @@ const BYTES: u64 = 0x0101_0101_0101_0101;
 
 impl crate::region::layout::HoldingCell {
     #[inline(always)]
-    fn fill(&self, resource: u32, instance: u64, since_ns: u64, amount: u64) {
+    fn fill(&self, resource: u32, instance: u64, since_ns: u64, amount: u64, waited_ns: u64) {
+        self.waited.store((waited_ns >> WAITED_SHIFT) as u32, Relaxed);
         self.resource.store(resource, Relaxed);
         self.instance.store(instance, Relaxed);
         self.since_ns.store(since_ns, Relaxed);
@@ -101,21 +102,20 @@ impl Trace {
             let held = &self.held[i];
             // A leftover from before tracing was turned on is a new holding.
             if held.since_ns.load(Relaxed) < tracing_since_ns {
-                held.since_ns.store(now_ns, Relaxed);
-                held.amount.store(amount, Relaxed);
+                held.fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
             } else {
                 held.amount.store(held.amount.load(Relaxed) + amount, Relaxed);
             }
         } else if occupied == 0 {
             // The place is known without looking at it.
             self.tags[0].store(tag_of(resource, instance), Relaxed);
-            self.held[0].fill(resource, instance, now_ns, amount);
+            self.held[0].fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
             self.occupied.store(1, Relaxed);
         } else if occupied != u64::MAX {
             let i = (!occupied).trailing_zeros() as usize;
             let (held, tags, shift) = (&self.held[i], &self.tags[i / 8], i % 8 * 8);
             tags.store(tags.load(Relaxed) & !(0xff << shift) | tag_of(resource, instance) << shift, Relaxed);
-            held.fill(resource, instance, now_ns, amount);
+            held.fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
             self.occupied.store(occupied | 1 << i, Relaxed);
         } else {
             self.holdings_lost.store(self.holdings_lost.load(Relaxed).wrapping_add(1), Relaxed);
@@ -180,6 +180,7 @@ impl Trace {
             let waited = now_ns.saturating_sub(self.wait_start_ns.load(Relaxed));
             let wait_ns = &self.cells[resource].wait_ns;
             wait_ns.store(wait_ns.load(Relaxed).wrapping_add(waited), Relaxed);
+            self.waited_ns.store(self.waited_ns.load(Relaxed).wrapping_add(waited), Relaxed);
             self.wait_resource.store(0, Relaxed);
         }
     }

@@ -81,6 +81,7 @@ impl Region {
                 header.classes[class][slot_number % SHARDS].buckets[bucket_of(latency)].fetch_add(1, Relaxed);
             }
         }
+        slot.request_end_ns.store(now_ns, Relaxed);
         slot.request_start_ns.store(0, Release);
     }
 

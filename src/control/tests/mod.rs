@@ -27,6 +27,7 @@ impl Story {
             name: name.to_string(),
             wait_ns: 0,
             hold_ns: 0,
+            usual_hold_ns: 0,
             acquired: 0,
             evicted: 0,
             untracked_waiting: 0,
@@ -64,7 +65,7 @@ impl Story {
     }
 
     pub fn holds_units(&mut self, id: TaskId, resource: ResourceId, instance: u64, amount: u64, ms: u64) -> &mut Self {
-        self.get(id).holdings.push(Holding { resource, instance, amount, held_ns: ms * MS });
+        self.get(id).holdings.push(Holding { resource, instance, amount, held_ns: ms * MS, waited_ns: 0 });
         self.window.resources[resource as usize - 1].hold_ns += (ms * MS).min(100 * MS);
         self
     }

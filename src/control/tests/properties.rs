@@ -25,7 +25,7 @@ prop_compose! {
 
 prop_compose! {
     fn holding()(resource in 0..RESOURCES + 2, instance in 0..3u64, amount in amount(), held_ns in time()) -> Holding {
-        Holding { resource, instance, amount, held_ns }
+        Holding { resource, instance, amount, held_ns, waited_ns: 0 }
     }
 }
 
@@ -40,7 +40,7 @@ prop_compose! {
     ) -> TaskView {
         TaskView {
             protected: flags[0], cancellable: !flags[1], cancelled: flags[2], in_request: !flags[3], background: flags[4],
-            priority, age_ns: times.0, work_ns: times.1, exec_ns: times.2, progress, waits, holdings,
+            priority, age_ns: times.0, idle_ns: times.1, work_ns: times.1, exec_ns: times.2, progress, waits, holdings,
             ..TaskView::default()
         }
     }
@@ -60,7 +60,7 @@ prop_compose! {
         let kind = [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue][kind as usize];
         let (untracked_waiting, untracked_oldest_wait_ns) = if u < 900 { (0, 0) } else { (u, o) };
         ResourceWindow {
-            id: 0, kind, name: String::new(), wait_ns: wait, hold_ns: hold, acquired: a, evicted: e,
+            id: 0, kind, name: String::new(), wait_ns: wait, hold_ns: hold, usual_hold_ns: o % 50 * MS, acquired: a, evicted: e,
             untracked_waiting, untracked_oldest_wait_ns,
         }
     }
@@ -103,14 +103,14 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
     (e, c)
 }
 
-fn gains(e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {
-    let gain = |u: &Use| {
-        if u.usage_ns >= min_ns && u.gain_ns >= min_ns as f64 {
-            u.scaled_gain()
-        } else {
-            0.0
-        }
-    };
+/// Long enough to be worth a cancel, and longer than is usual of the resource.
+fn counts(w: &Window, u: &Use, min_ns: u64) -> bool {
+    let usual_ns = w.resources.iter().find(|r| r.id == u.resource).unwrap().usual_hold_ns * 5;
+    u.usage_ns >= min_ns.max(usual_ns) && u.gain_ns >= min_ns as f64
+}
+
+fn gains(w: &Window, e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {
+    let gain = |u: &Use| if counts(w, u, min_ns) { u.scaled_gain() } else { 0.0 };
     e.resources.iter().map(|r| c.uses.iter().find(|u| u.resource == r.id).map_or(0.0, gain)).collect()
 }
 
@@ -168,15 +168,15 @@ proptest! {
         let (e, c) = decide(&w, 1);
         let p = PolicyParams::default();
         if let Some(first) = c.picks.first() {
-            let mine = gains(&e, e.candidate(first.task).unwrap(), p.min_gain_ns);
+            let mine = gains(&w, &e, e.candidate(first.task).unwrap(), p.min_gain_ns);
             for x in &e.candidates {
                 let t = &w.tasks[x.index];
                 let contends = x.uses.iter().any(|u| {
-                    e.resource(u.resource).unwrap().level >= p.contention_threshold && u.usage_ns >= p.min_gain_ns
-                        && u.gain_ns >= p.min_gain_ns as f64
+                    e.resource(u.resource).unwrap().level >= p.contention_threshold && counts(&w, u, p.min_gain_ns)
                 });
-                if t.cancellable && !t.protected && !t.cancelled && contends && x.relief_share >= 0.2 {
-                    prop_assert!(!dominated(&mine, &gains(&e, x, p.min_gain_ns), p.near_tie), "{} by {}", first.task, x.task);
+                let idle = t.in_request || t.idle_ns >= p.min_idle_ns;
+                if idle && t.cancellable && !t.protected && !t.cancelled && contends && x.relief_share >= 0.2 {
+                    prop_assert!(!dominated(&mine, &gains(&w, &e, x, p.min_gain_ns), p.near_tie), "{} by {}", first.task, x.task);
                 }
             }
         }

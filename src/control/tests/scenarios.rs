@@ -190,6 +190,10 @@ fn an_idle_session_with_an_open_transaction_is_a_candidate() {
     let mut s = stall(5000, 15, 90);
     let idle = s.get(1);
     (idle.in_request, idle.age_ns, idle.exec_ns, idle.progress) = (false, 0, 0, Some((99, 100)));
+    // Between two requests of a slow client is not idle.
+    idle.idle_ns = 120 * MS;
+    assert!(s.choose().nobody_because.contains("between two requests"), "{:?}", s.choose());
+    s.get(1).idle_ns = 300 * MS;
     let choice = s.choose();
     assert_eq!(choice.picks[0].task, 1);
     assert!(near(choice.picks[0].gain, 5e9));
@@ -309,6 +313,27 @@ fn a_young_holder_and_one_that_is_nearly_done_are_left_alone() {
     s.get(1).progress = Some((99, 100)); // 10 ms to come
     assert!(s.picked().is_empty());
     assert!(s.choose().rejected[0].why.contains("done within"), "{:?}", s.choose());
+}
+
+#[test]
+fn a_deadlocks_survivor_has_not_used_what_it_held_while_it_waited() {
+    // Held for a second, but it waited itself for all but 5 ms of it: PostgreSQL's detector has just let it go on.
+    let mut s = stall(1000, 15, 90);
+    s.get(1).holdings[0].waited_ns = 995 * MS;
+    assert!(s.picked().is_empty());
+    assert!(s.choose().rejected[0].why.contains("at its own pace"), "{:?}", s.choose());
+    s.get(1).holdings[0].waited_ns = 500 * MS;
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
+fn who_holds_a_lock_for_about_as_long_as_everybody_is_no_culprit() {
+    let mut s = stall(120, 15, 90);
+    assert_eq!(s.picked(), [1]);
+    s.window.resources[0].usual_hold_ns = 30 * MS;
+    assert!(s.picked().is_empty());
+    s.window.resources[0].usual_hold_ns = 20 * MS;
+    assert_eq!(s.picked(), [1]);
 }
 
 #[test]

@@ -11,5 +11,6 @@ pub mod overhead;
 pub mod pg;
 pub mod race;
 pub mod record;
+pub mod replay;
 pub mod results;
 pub mod runner;

@@ -4,7 +4,7 @@ use atropos_bench::pg::cluster::{base_settings, guc, Guc};
 use atropos_bench::pg::install::{Install, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, Recorded};
-use atropos_bench::{cases, clock, guard, integration, load, machine, overhead, race, runner};
+use atropos_bench::{cases, clock, guard, integration, load, machine, overhead, race, replay, runner};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fs::File;
 use std::io::Write;
@@ -29,6 +29,11 @@ enum Command {
     Integration(IntegrationArgs),
     /// Short statements on 16 connections while cancels fly
     Race(RaceArgs),
+    /// Replay a decision log through the library's stages: each decision must come out as it was recorded
+    Replay {
+        /// The file that atropos.decision_log (or decision_log) named
+        file: PathBuf,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -175,6 +180,13 @@ fn main() -> ExitCode {
                 .map(|()| true)
         }
         Command::Race(a) => race_command(a),
+        Command::Replay { file } => std::fs::read_to_string(&file)
+            .with_context(|| format!("read {}", file.display()))
+            .and_then(|text| replay::replay_log(&text))
+            .map(|n| {
+                println!("{n} decisions replayed, all as recorded");
+                true
+            }),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -5,9 +5,7 @@
 use anyhow::{bail, Context, Result};
 use atropos::control::estimator::{estimate, EstimatorParams};
 use atropos::control::policy::{choose, Choice, PolicyParams};
-use atropos::control::window::{
-    Edge, EdgeKind, Holding, ResourceKind, ResourceWindow, TaskView, Wait, Window,
-};
+use atropos::control::window::{Edge, EdgeKind, Holding, ResourceKind, ResourceWindow, TaskView, Wait, Window};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -145,11 +143,21 @@ impl WindowJson {
             idle_ns: t.idle_ns,
             work_ns: t.work_ns,
             progress: t.progress,
-            waits: t.waits.into_iter().map(|w| Wait { resource: w.resource, instance: w.instance, waited_ns: w.waited_ns }).collect(),
+            waits: t
+                .waits
+                .into_iter()
+                .map(|w| Wait { resource: w.resource, instance: w.instance, waited_ns: w.waited_ns })
+                .collect(),
             holdings: t
                 .holdings
                 .into_iter()
-                .map(|h| Holding { resource: h.resource, instance: h.instance, amount: h.amount, held_ns: h.held_ns, waited_ns: h.waited_ns })
+                .map(|h| Holding {
+                    resource: h.resource,
+                    instance: h.instance,
+                    amount: h.amount,
+                    held_ns: h.held_ns,
+                    waited_ns: h.waited_ns,
+                })
                 .collect(),
             exec_ns: t.exec_ns,
         });

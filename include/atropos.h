@@ -353,6 +353,12 @@ int atropos_controller_start(void);
 int atropos_controller_stop(void);
 
 /**
+ * How long, in ms, the host may pause before its next atropos_controller_tick: 25 in calm times, less while an overload
+ * is suspected or a cancel is on its way. 0 without a region.
+ */
+uint32_t atropos_controller_pause_ms(void);
+
+/**
  * One step of the controller, for hosts that drive it: call it every 5 to 25 ms. ATROPOS_OK when this process leads,
  * ATROPOS_E_NOT_LEADER when another one does.
  */

@@ -187,6 +187,11 @@ impl Process {
         controller.tick(self.region, log_path.as_deref())
     }
 
+    /// How long the host may pause before the next tick.
+    pub fn pause(&self) -> Duration {
+        lock(&self.controller).pause()
+    }
+
     /// Starts the controller's own thread.
     pub fn start_controller(&'static self) -> Result<()> {
         let mut threads = lock(&self.threads);
@@ -195,7 +200,7 @@ impl Process {
         }
         *lock(&self.stop) = false;
         threads.controller = Some(spawn("atropos-control", move || {
-            while !self.wait_stop(Duration::from_millis(10)) {
+            while !self.wait_stop(self.pause()) {
                 self.tick();
             }
         })?);

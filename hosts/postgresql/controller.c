@@ -14,7 +14,6 @@
 #include "storage/latch.h"
 #include "utils/guc.h"
 
-#define TICK_MS 10
 #define TICK_WHILE_OFF_MS 1000
 #define RESTART_S 1
 
@@ -123,7 +122,8 @@ atropos_controller_main(Datum arg)
 					 errhint("The server goes on without protection. Set atropos.mode = off and reload to silence it.")));
 		last_rc = rc;
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 atp_mode == ATROPOS_MODE_OFF ? TICK_WHILE_OFF_MS : TICK_MS, PG_WAIT_EXTENSION);
+						 atp_mode == ATROPOS_MODE_OFF ? TICK_WHILE_OFF_MS : Max(1, (long) atropos_controller_pause_ms()),
+						 PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
 	}
 	atropos_shutdown();			/* gives the lease up, a successor need not wait for it */

@@ -579,6 +579,13 @@ pub extern "C" fn atropos_controller_stop() -> c_int {
     })
 }
 
+/// How long, in ms, the host may pause before its next atropos_controller_tick: 25 in calm times, less while an overload
+/// is suspected or a cancel is on its way. 0 without a region.
+#[no_mangle]
+pub extern "C" fn atropos_controller_pause_ms() -> u32 {
+    guard(0, || process::active().map_or(0, |p| p.pause().as_millis() as u32))
+}
+
 /// One step of the controller, for hosts that drive it: call it every 5 to 25 ms. ATROPOS_OK when this process leads,
 /// ATROPOS_E_NOT_LEADER when another one does.
 #[no_mangle]

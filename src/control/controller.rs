@@ -20,8 +20,12 @@ use crate::region::owner::ProcessId;
 use crate::region::{text, Region};
 use crate::report::decision::{next_id, Considered, Decision, LogFile, Outcome};
 use crate::report::json::Json;
+use std::time::Duration;
 
 const MS: u64 = 1_000_000;
+/// Pauses between ticks: a wake-up costs a busy host more than the tick itself.
+const LONGEST_PAUSE_MS: u64 = 25;
+const BUSY_PAUSE_MS: u64 = 5;
 /// Edges asked of the host at once.
 const MAX_EDGES: usize = 4096;
 /// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
@@ -128,6 +132,13 @@ impl Controller {
             self.reap(region, now_ns);
         }
         role
+    }
+
+    /// How long the caller may pause before the next tick: short while somebody waits for what it does.
+    pub fn pause(&self) -> Duration {
+        let calm_ms = (self.config.window_ms as u64 / STRIDES).clamp(1, LONGEST_PAUSE_MS);
+        let busy = self.watching || !self.pending.is_empty();
+        Duration::from_millis(if busy { calm_ms.min(BUSY_PAUSE_MS) } else { calm_ms })
     }
 
     /// Gives the lead up, so that a candidate need not wait for the lease to run out.

@@ -60,6 +60,7 @@ pub struct Collector {
     measured_ns: u64,
     usual: [Usual; MAX_RESOURCES],
     usual_at_ns: u64,
+    usual_spoilt: bool,
 }
 
 /// What is usual of a resource in calm times.
@@ -101,12 +102,14 @@ impl Collector {
         self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
     }
 
-    /// Learns, in calm times, for how long things are held on average: once a second, since it reads all cells.
-    pub fn learn_usual(&mut self, region: &Region, now_ns: u64) {
+    /// Learns for how long things are held on average: once a second, since it reads all cells. A second in which there was
+    /// an `overload` teaches nothing.
+    pub fn learn_usual(&mut self, region: &Region, now_ns: u64, overload: bool) {
+        self.usual_spoilt |= overload;
         if now_ns.saturating_sub(self.usual_at_ns) < USUAL_EVERY_NS {
             return;
         }
-        let first = self.usual_at_ns == 0;
+        let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
         self.usual_at_ns = now_ns;
         let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
         let tasks = region.tasks().iter().take(region.header().tasks_used.load(Acquire) as usize).map(|t| &t.trace);
@@ -116,18 +119,13 @@ impl Collector {
             let held_ns = grown(total.hold_ns, usual.total_hold_ns);
             let acquired = grown(total.acquired, usual.total_acquired);
             (usual.total_hold_ns, usual.total_acquired) = (total.hold_ns, total.acquired);
-            if first || acquired < USUAL_LEAST {
+            if skip || acquired < USUAL_LEAST {
                 continue;
             }
             let average = held_ns / acquired;
             // A quarter of the new: a single odd second does not move it far.
             usual.hold_ns = if usual.hold_ns == 0 { average } else { usual.hold_ns - usual.hold_ns / 4 + average / 4 };
         }
-    }
-
-    /// What was held during an overload is not usual: the next second begins anew.
-    pub fn pause_usual(&mut self) {
-        self.usual_at_ns = 0;
     }
 
     /// Adds the resources' totals to the newest sample, so that the next detailed window can begin there.
@@ -547,15 +545,22 @@ mod tests {
         let a = r.begin_task(me, 1, 0).unwrap();
         let (t0, trace) = (r.now_ns(), &r.task(a).unwrap().trace);
         let mut c = Collector::default();
-        c.learn_usual(&r, t0);
+        c.learn_usual(&r, t0, false);
         for i in 0..50 {
             trace.acquire(t0 + i * 20 * MS, 0, lock, i, 1);
             trace.release(t0 + i * 20 * MS + 10 * MS, lock, i, 1);
         }
-        c.learn_usual(&r, t0 + 500 * MS);
+        c.learn_usual(&r, t0 + 500 * MS, false);
         assert_eq!(c.usual[lock as usize].hold_ns, 0, "not yet");
-        c.learn_usual(&r, t0 + 1000 * MS);
+        c.learn_usual(&r, t0 + 1000 * MS, false);
         assert_eq!(c.usual[lock as usize].hold_ns, 10 * MS);
+        for i in 0..50 {
+            trace.acquire(t0 + 1000 * MS, 0, lock, i, 1);
+            trace.release(t0 + 1900 * MS, lock, i, 1);
+        }
+        c.learn_usual(&r, t0 + 1500 * MS, true);
+        c.learn_usual(&r, t0 + 2000 * MS, false);
+        assert_eq!(c.usual[lock as usize].hold_ns, 10 * MS, "what was held in an overload is not usual");
     }
 
     #[test]

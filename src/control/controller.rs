@@ -255,11 +255,7 @@ impl Controller {
             self.suspecting = false;
             self.observed = None;
         }
-        if self.watching {
-            self.collector.pause_usual();
-        } else {
-            self.collector.learn_usual(region, now_ns);
-        }
+        self.collector.learn_usual(region, now_ns, signal.state == State::Overload);
         if !detailed || self.collector.measured_ns() == 0 {
             return;
         }

@@ -16,10 +16,18 @@ pub struct Recorded<'a, T: Serialize> {
     pub results: &'a T,
 }
 
-/// This command, without the machine's own paths.
+/// This command, without what is the machine's own: paths, and that it was recorded.
 pub fn command_line() -> String {
-    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--record").collect();
-    format!("cargo xtask {}", args.join(" "))
+    let mut words = vec!["cargo xtask".to_string()];
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--record" => {}
+            "--json" => drop(args.next()),
+            _ => words.push(arg),
+        }
+    }
+    words.join(" ")
 }
 
 fn folder() -> PathBuf {

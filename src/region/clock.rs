@@ -74,6 +74,12 @@ impl Clock {
         monotonic_ns()
     }
 
+    /// The cached time; 0 while precision is asked for.
+    #[inline(always)]
+    pub fn cached_ns(&self) -> u64 {
+        self.coarse_ns.load(Relaxed)
+    }
+
     /// The time hot calls note: cached, or exact while precision is asked for.
     #[inline(always)]
     pub fn event_ns(&self) -> u64 {

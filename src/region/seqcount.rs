@@ -30,6 +30,12 @@ impl SeqCount {
         self.0.store(seq + 2, Ordering::Release);
     }
 
+    /// `end` for a caller that did not keep what `begin` gave.
+    #[inline(always)]
+    pub fn end_running(&self) {
+        self.end(self.0.load(Ordering::Relaxed) & !1);
+    }
+
     /// Runs `write` between `begin` and `end`.
     pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
         let seq = self.begin();

@@ -19,6 +19,11 @@ const BYTES: u64 = 0x0101_0101_0101_0101;
 
 impl crate::region::layout::HoldingCell {
     #[inline(always)]
+    fn is(&self, resource: u32, instance: u64) -> bool {
+        self.instance.load(Relaxed) == instance && self.resource.load(Relaxed) == resource
+    }
+
+    #[inline(always)]
     fn fill(&self, resource: u32, instance: u64, since_ns: u64, amount: u64, waited_ns: u64) {
         self.waited.store((waited_ns >> WAITED_SHIFT) as u32, Relaxed);
         self.resource.store(resource, Relaxed);
@@ -32,21 +37,6 @@ impl Trace {
     /// Where (resource, instance) stands among the holdings.
     #[inline(always)]
     fn find(&self, resource: u32, instance: u64, occupied: u64) -> Option<usize> {
-        // Nothing or one thing held is the rule: branches the processor predicts, where the search would make every
-        // call wait for the stores of the one before. Out of line, so that the rule saves no registers for it.
-        if occupied == 0 {
-            return None;
-        }
-        if occupied == 1 {
-            let held = &self.held[0];
-            let same = held.instance.load(Relaxed) == instance && held.resource.load(Relaxed) == resource;
-            return if same { Some(0) } else { None };
-        }
-        self.search(resource, instance, occupied)
-    }
-
-    #[inline(never)]
-    fn search(&self, resource: u32, instance: u64, occupied: u64) -> Option<usize> {
         let wanted = tag_of(resource, instance) * BYTES;
         let mut words = occupied;
         let mut first = 0;
@@ -58,11 +48,7 @@ impl Trace {
                 let mut matches = different.wrapping_sub(BYTES) & !different & (BYTES << 7);
                 while matches != 0 {
                     let i = first + matches.trailing_zeros() as usize / 8;
-                    let held = &self.held[i & (HOLDINGS - 1)];
-                    if occupied >> i & 1 == 1
-                        && held.instance.load(Relaxed) == instance
-                        && held.resource.load(Relaxed) == resource
-                    {
+                    if occupied >> i & 1 == 1 && self.held[i & (HOLDINGS - 1)].is(resource, instance) {
                         return Some(i & (HOLDINGS - 1));
                     }
                     matches &= matches - 1;
@@ -97,30 +83,50 @@ impl Trace {
         self.touch(resource);
         let acquired = &self.cells[resource as usize].acquired;
         acquired.store(acquired.load(Relaxed).wrapping_add(amount), Relaxed);
+        // Nothing or one thing held is the rule: branches the processor predicts. The rest is a tail call, so that the
+        // rule pays no saved registers for it.
+        match self.occupied.load(Relaxed) {
+            0 => {
+                self.tags[0].store(tag_of(resource, instance), Relaxed);
+                self.held[0].fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
+                self.occupied.store(1, Relaxed);
+                self.seq.end(seq);
+            }
+            1 if self.held[0].is(resource, instance) => {
+                self.acquire_again(0, now_ns, tracing_since_ns, resource, instance, amount);
+                self.seq.end(seq);
+            }
+            _ => self.acquire_among(now_ns, tracing_since_ns, resource, instance, amount),
+        }
+    }
+
+    #[inline(always)]
+    fn acquire_again(&self, i: usize, now_ns: u64, tracing_since_ns: u64, resource: u32, instance: u64, amount: u64) {
+        let held = &self.held[i];
+        // A leftover from before tracing was turned on is a new holding.
+        if held.since_ns.load(Relaxed) < tracing_since_ns {
+            held.fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
+        } else {
+            held.amount.store(held.amount.load(Relaxed) + amount, Relaxed);
+        }
+    }
+
+    /// The rest of `acquire` with several things held; ends the write that `acquire` began.
+    #[inline(never)]
+    fn acquire_among(&self, now_ns: u64, tracing_since_ns: u64, resource: u32, instance: u64, amount: u64) {
         let occupied = self.occupied.load(Relaxed);
         if let Some(i) = self.find(resource, instance, occupied) {
-            let held = &self.held[i];
-            // A leftover from before tracing was turned on is a new holding.
-            if held.since_ns.load(Relaxed) < tracing_since_ns {
-                held.fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
-            } else {
-                held.amount.store(held.amount.load(Relaxed) + amount, Relaxed);
-            }
-        } else if occupied == 0 {
-            // The place is known without looking at it.
-            self.tags[0].store(tag_of(resource, instance), Relaxed);
-            self.held[0].fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
-            self.occupied.store(1, Relaxed);
+            self.acquire_again(i, now_ns, tracing_since_ns, resource, instance, amount);
         } else if occupied != u64::MAX {
             let i = (!occupied).trailing_zeros() as usize;
-            let (held, tags, shift) = (&self.held[i], &self.tags[i / 8], i % 8 * 8);
+            let (tags, shift) = (&self.tags[i / 8], i % 8 * 8);
             tags.store(tags.load(Relaxed) & !(0xff << shift) | tag_of(resource, instance) << shift, Relaxed);
-            held.fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
+            self.held[i].fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
             self.occupied.store(occupied | 1 << i, Relaxed);
         } else {
             self.holdings_lost.store(self.holdings_lost.load(Relaxed).wrapping_add(1), Relaxed);
         }
-        self.seq.end(seq);
+        self.seq.end_running();
     }
 
     /// `amount` of what was acquired is given back.
@@ -129,11 +135,23 @@ impl Trace {
         if resource == 0 || resource as usize >= MAX_RESOURCES {
             return;
         }
-        let occupied = self.occupied.load(Relaxed);
-        let Some(i) = self.find(resource, instance, occupied) else {
-            self.releases_unmatched.store(self.releases_unmatched.load(Relaxed).wrapping_add(1), Relaxed);
-            return;
-        };
+        if self.occupied.load(Relaxed) == 1 && self.held[0].is(resource, instance) {
+            self.give_back(0, now_ns, resource, amount);
+        } else {
+            self.release_among(now_ns, resource, instance, amount);
+        }
+    }
+
+    #[inline(never)]
+    fn release_among(&self, now_ns: u64, resource: u32, instance: u64, amount: u64) {
+        match self.find(resource, instance, self.occupied.load(Relaxed)) {
+            Some(i) => self.give_back(i, now_ns, resource, amount),
+            None => self.releases_unmatched.store(self.releases_unmatched.load(Relaxed).wrapping_add(1), Relaxed),
+        }
+    }
+
+    #[inline(always)]
+    fn give_back(&self, i: usize, now_ns: u64, resource: u32, amount: u64) {
         let held = &self.held[i];
         let left = held.amount.load(Relaxed).saturating_sub(amount);
         let seq = self.seq.begin();
@@ -142,7 +160,7 @@ impl Trace {
             let held_ns = now_ns.saturating_sub(held.since_ns.load(Relaxed));
             let hold_ns = &self.cells[resource as usize].hold_ns;
             hold_ns.store(hold_ns.load(Relaxed).wrapping_add(held_ns), Relaxed);
-            self.occupied.store(occupied & !(1 << i), Relaxed);
+            self.occupied.store(self.occupied.load(Relaxed) & !(1 << i), Relaxed);
         }
         self.seq.end(seq);
     }

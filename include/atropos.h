@@ -141,7 +141,7 @@ typedef struct atropos_config {
   double slo_tolerance;
   /** Share of execution time lost to a resource from which on it is overloaded, 0..1; default 0.30. */
   double contention_threshold;
-  /** Share of execution time that a cancel must give back, 0..1; default 0.20. */
+  /** Share of execution time that a cancel must give back, 0..1; default 0.25. */
   double min_relief;
   /** Cancels per second in the long run; default 2. */
   double cancel_rate_per_s;

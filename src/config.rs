@@ -72,7 +72,7 @@ impl Default for Config {
             slo_ms: 0.0,
             slo_tolerance: 0.20,
             contention_threshold: 0.30,
-            min_relief: 0.20,
+            min_relief: 0.25,
             cancel_rate_per_s: 2.0,
             cancel_burst: 4,
             cancel_share: 0.01,

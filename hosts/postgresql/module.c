@@ -196,7 +196,7 @@ define_settings(void)
 	DefineCustomRealVariable("atropos.contention_threshold", "Share of execution time lost to one resource that makes it the cause.",
 							 NULL, &contention_threshold, 0.30, 0.01, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("atropos.min_relief", "Share of execution time that a cancel must give back.",
-							 NULL, &min_relief, 0.20, 0.01, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
+							 NULL, &min_relief, 0.25, 0.01, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("atropos.window_length", "Length of one measuring window.",
 							NULL, &window_ms, 100, 20, 10000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("atropos.trigger_windows", "Windows in a row over the objective that make an overload.",

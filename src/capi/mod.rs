@@ -125,7 +125,7 @@ pub struct atropos_config {
     pub slo_tolerance: f64,
     /// Share of execution time lost to a resource from which on it is overloaded, 0..1; default 0.30.
     pub contention_threshold: f64,
-    /// Share of execution time that a cancel must give back, 0..1; default 0.20.
+    /// Share of execution time that a cancel must give back, 0..1; default 0.25.
     pub min_relief: f64,
     /// Cancels per second in the long run; default 2.
     pub cancel_rate_per_s: f64,

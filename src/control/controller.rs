@@ -37,8 +37,6 @@ const REAP_THOROUGH_WATCHING_NS: u64 = 1_000 * MS;
 const GAP_NS: u64 = 150 * MS;
 /// An overload without a culprit is said in the log at most this often.
 const REGULAR_SAID_NS: u64 = 10_000 * MS;
-/// Least gain that is worth a cancel, whatever the objective.
-const LEAST_GAIN_NS: u64 = 5 * MS;
 
 pub struct Controller {
     me: ProcessId,
@@ -291,7 +289,8 @@ impl Controller {
         let policy = PolicyParams {
             contention_threshold: self.config.contention_threshold,
             min_relief: self.config.min_relief,
-            min_gain_ns: signal.slo_ns.max(LEAST_GAIN_NS),
+            // Who has held something for less than a window has not been seen to monopolise it for one.
+            min_gain_ns: signal.slo_ns.max(self.window_ns()),
             ..PolicyParams::default()
         };
         let enforce = self.config.mode == Mode::Enforce;

@@ -349,8 +349,11 @@ impl Estimate {
             let id = b.resource.map(|r| self.resources[r as usize].id);
             let holdings = window.tasks[t as usize].holdings.iter();
             let held = holdings.filter(|h| Some(h.resource) == id && h.instance == b.instance).map(own_time_ns).max();
-            // Not traced: it has held it at least as long as somebody has waited for it.
-            let usage = held.unwrap_or_else(|| g.longest_wait_ns(barrier));
+            // Not traced: it has held it at least as long as somebody has waited for it. But where holdings are traced and
+            // the task has room for more, it can only have got it since its trace was read: edges are asked for later.
+            let traced = b.resource.is_some_and(|r| window.resources[r as usize].acquired > 0);
+            let room = window.tasks[t as usize].holdings.len() < crate::region::layout::HOLDINGS;
+            let usage = held.unwrap_or_else(|| if traced && room { 1 } else { g.longest_wait_ns(barrier) });
             (usage, usage as f64 * ahead(t))
         };
         let mut direct: Vec<(u32, Use)> = Vec::new();

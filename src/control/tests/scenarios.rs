@@ -653,3 +653,16 @@ fn raw_contention_is_what_the_table_in_the_design_says() {
     assert_eq!(raw, [3.0, 0.25, 0.25]);
     assert_eq!(e.resources.iter().map(|r| r.level).collect::<Vec<_>>(), [0.3, 0.0, 0.25]);
 }
+
+#[test]
+fn a_holder_that_only_the_edges_know_has_just_got_it_where_holdings_are_traced() {
+    // The edges are asked for after the traces were read: the lock went from one task to the next in between.
+    let mut s = stall(1000, 15, 90);
+    s.get(1).holdings.clear();
+    for id in 2..=16 {
+        s.edge(id, 1, EdgeKind::Holds, 1, 7);
+    }
+    assert_eq!(s.picked(), [1], "a host that traces no holdings: the waits tell how long");
+    s.window.resources[0].acquired = 40;
+    assert!(s.picked().is_empty(), "{:?}", s.choose());
+}

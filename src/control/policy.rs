@@ -16,6 +16,8 @@ use super::window::{ResourceId, ResourceKind, TaskId, TaskView, Window};
 const MEMBER_SHARE: f64 = 0.25;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
+/// A queue's head need have barred it only for this part of what a holder must have held.
+const BARS_PART: u64 = 5;
 /// Most picks of one decision, whatever the budget: each costs a pass over the candidates.
 const MAX_PICKS: usize = 16;
 /// How many rejected candidates a decision explains.
@@ -291,7 +293,9 @@ impl<'a> Chooser<'a> {
             let contends = self.over(self.left[r]);
             // Nobody who has a lock for about as long as everybody has it monopolises it.
             let usual_ns = self.window.resources.get(r).map_or(0, |w| w.usual_hold_ns.saturating_mul(USUAL_TIMES));
-            let min_ns = min_ns.max(usual_ns);
+            // The head of a queue has barred it only since it came, while what it waits for has been held all along: by the
+            // same measure the holder would always qualify first, and go though ending the head loses nothing.
+            let min_ns = if u.role == Role::Bars { min_ns / BARS_PART } else { min_ns.max(usual_ns) };
             contended |= contends;
             used |= contends && u.usage_ns >= min_ns;
             if u.usage_ns >= min_ns && u.gain_ns >= self.params.min_gain_ns as f64 {

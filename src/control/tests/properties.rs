@@ -106,7 +106,8 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
 /// Long enough to be worth a cancel, and longer than is usual of the resource.
 fn counts(w: &Window, u: &Use, min_ns: u64) -> bool {
     let usual_ns = w.resources.iter().find(|r| r.id == u.resource).unwrap().usual_hold_ns * 5;
-    u.usage_ns >= min_ns.max(usual_ns) && u.gain_ns >= min_ns as f64
+    let least_ns = if u.role == Role::Bars { min_ns / 5 } else { min_ns.max(usual_ns) };
+    u.usage_ns >= least_ns && u.gain_ns >= min_ns as f64
 }
 
 fn gains(w: &Window, e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {

@@ -1,0 +1,129 @@
+/*
+ * Atropos in MySQL: what the parts of the plugin share.
+ * SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ *   plugin.cc      declaration, system and status variables, functions for SQL, start and stop
+ *   trace.cc       what a session tells of itself: commands, transactions, locks and waits
+ *   edges.cc       who blocks whom, and words for what is locked
+ *   cancel.cc      what happens to a session that was chosen; what undoing its work would cost; its progress
+ *   controller.cc  the thread that drives the library, and the error log
+ *   tables.cc      tables of INFORMATION_SCHEMA
+ *
+ * Rules that stand over all of them:
+ * - A session is a THD, never a thread: threads are reused, and a thread pool would move sessions between them.
+ * - Hooks of the server (task_trace.h) run under latches of InnoDB or inside the lock manager: no error, no
+ *   logging, no mutex of the server in them; what they tell another thread goes through atomics.
+ * - Lock order: atm_sessions_lock, then whatever the server has. Nobody takes it while holding a server's mutex.
+ */
+#ifndef ATROPOS_MYSQL_H
+#define ATROPOS_MYSQL_H
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "atropos_trace.h"
+
+class THD;
+struct handlerton;
+
+/* The granted metadata locks of one session. Its thread alone writes; the controller reads meanwhile. An entry never
+   moves, so a lock that stays held is never overlooked. */
+struct Atm_tickets {
+  static constexpr int SIZE = 64;
+  std::atomic<uint64_t> held[SIZE]{};        /* instance | enum_mdl_type; 0: free */
+  uint64_t free = ~uint64_t{0};              /* a bit for each free entry */
+  std::atomic<Atm_tickets *> next{nullptr};  /* the rest, if there are more; never taken away while the session lives */
+};
+
+enum Atm_wait : uint32_t { ATM_WAIT_NONE, ATM_WAIT_METADATA, ATM_WAIT_FLUSH, ATM_WAIT_ROW };
+
+/* One session that is followed. Lives from its first command to the end of its connection, in the list below. */
+struct Atm_session {
+  /* Set before it is in the list. */
+  THD *thd;
+  uint64_t id; /* CONNECTION_ID(), the key of the task */
+
+  /* Written by the session's thread. */
+  std::atomic<atropos_task_t> task{0}; /* 0: untracked, the region was full */
+  std::atomic<uint64_t> scope{0};      /* scope sequence of the present, or last, command */
+  std::atomic<uint64_t> began_ns{0};   /* CLOCK_MONOTONIC; when the present command began to run */
+  std::atomic<bool> running{false};    /* inside a command; becomes false under THD::LOCK_thd_data only */
+  std::atomic<bool> in_transaction{false}; /* as of the end of the last command */
+  std::atomic<bool> committing{false};     /* its commit has begun: too late for a cancel */
+  std::atomic<uint64_t> rows_before{0};    /* handler reads of the session when the command began */
+
+  /* The running wait: kind is stored last and cleared first. */
+  std::atomic<uint32_t> wait{ATM_WAIT_NONE};
+  std::atomic<uint64_t> wait_instance{0};
+  std::atomic<uint32_t> wait_type{0};      /* metadata: enum_mdl_type that is asked for */
+  std::atomic<uint32_t> wait_conflicts{0}; /* metadata: bit set of granted types it waits for */
+  std::atomic<uint32_t> wait_bars{0};      /* metadata: bit set of requested types that its request makes wait */
+  /* Rows: task of the session that holds them. Also written by the thread that passes a lock on. */
+  std::atomic<atropos_task_t> row_blocker{0};
+  std::atomic<uint64_t> row_blocker_id{0};
+
+  /* Written by the controller's thread under THD::LOCK_thd_data; `why` before `cancelled`, once for each scope. */
+  std::atomic<uint64_t> cancelled{0}; /* the scope that was told to stop; 0: none */
+  uint64_t decision_id = 0;
+  char why[320] = "";
+
+  /* The session's thread only. */
+  uint64_t settings_seen = 0;
+  bool told_work = false;      /* the library was told that a transaction began */
+  bool told_closed = false;    /* the library was told that it cannot be cancelled now */
+  bool holds_rows = false;     /* the library was told of its transaction as a holder of rows */
+  bool commit_lock = false;    /* holds the lock that every commit takes */
+  uint32_t untold = 0;         /* locks that could not be noted (out of memory) */
+
+  Atm_tickets tickets;
+
+  Atm_session *previous = nullptr, *next = nullptr;
+};
+
+/* ---- plugin.cc ---- */
+extern bool atm_terminate_idle_in_transaction;
+extern std::atomic<uint64_t> atm_settings_generation; /* from 1; changes with atropos_protect_users, atropos_priority */
+bool atm_account_is_protected(THD *thd);
+int atm_session_priority(THD *thd);
+
+/* ---- trace.cc ---- */
+extern std::mutex atm_sessions_lock; /* over the list, and over the life of what is in it */
+extern Atm_session *atm_sessions;
+
+/* False on a server without patches/mysql: nothing can be traced there. */
+bool atm_server_is_patched();
+/* Init and deinit of the (hidden) storage engine plugin that gives each THD a place for its session; init gets the
+   handlerton. Declare it before the plugin that calls atm_trace_start. */
+int atm_engine_init(void *handlerton);
+int atm_engine_deinit(void *);
+/* After atropos_init: registers the resources and installs the hooks of the server. False: a resource could not be
+   registered (atropos_last_error says why). */
+bool atm_trace_start();
+/* Takes the hooks away; threads may still be inside one, so the code must stay mapped (-z nodelete). */
+void atm_trace_stop();
+/* The caller's thread runs `thd`, or holds atm_sessions_lock. NULL: not followed. */
+Atm_session *atm_session_of(THD *thd);
+/* By CONNECTION_ID(); the caller holds atm_sessions_lock. */
+Atm_session *atm_session_by_id(uint64_t id);
+extern atropos_resource_t atm_metadata_lock, atm_table_flush, atm_row_lock, atm_user_lock;
+
+/* ---- edges.cc: for atropos_edge_source and atropos_set_describe ---- */
+size_t atm_edges(atropos_edge *edges, size_t max, void *);
+size_t atm_describe(atropos_resource_t resource, uint64_t instance, char *buf, size_t size, void *);
+/* Keeps words for an object somebody begins to wait for; called by the waiter. */
+void atm_name_object(uint64_t instance, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- cancel.cc ---- */
+/* For atropos_set_cancel_action (rung 1) and atropos_set_terminate_action (rung 2). */
+int atm_cancel(const atropos_cancel_request *request, void *);
+/* For atropos_set_rollback_cost; ns. */
+uint64_t atm_rollback_cost(atropos_task_t task, uint64_t key, void *);
+/* Tells the library how far the long statements are; the controller's thread calls it before each tick. */
+void atm_sample_progress();
+/* Chains error_handler_hook, so that a cancelled statement's error 1317 says who cancelled it and why. */
+void atm_error_text_start();
+void atm_error_text_stop();
+
+#endif /* ATROPOS_MYSQL_H */

@@ -100,6 +100,9 @@
 /** 1: the unit of work that a cancel would lose (a transaction) begins now; 0: it ended. */
 #define ATROPOS_TASK_WORK_START 8
 
+/** Edge kind: not known; the library looks whether the blocker itself waits for the same thing. */
+#define ATROPOS_EDGE_UNKNOWN 0
+
 /** Edge kind: the blocker holds what the waiter wants. */
 #define ATROPOS_EDGE_HOLDS 1
 
@@ -179,6 +182,12 @@ typedef struct atropos_edge {
  * that runs the controller.
  */
 typedef size_t (*atropos_edge_fn)(struct atropos_edge *edges, size_t max, void *arg);
+
+/**
+ * How long, in ns, undoing the task's work would take (a rollback); 0 = nothing to undo, or not known. Called by the
+ * thread that runs the controller, for those who might be cancelled.
+ */
+typedef uint64_t (*atropos_cost_fn)(atropos_task_t task, uint64_t key, void *arg);
 
 /**
  * Writes words for one object of a resource ("table 16402 of database 5"), at most `size` bytes, and returns how many;
@@ -301,6 +310,15 @@ atropos_resource_t atropos_resource_register(const char *name,
 int atropos_edge_source(atropos_edge_fn func, void *arg);
 
 /**
+ * Sets the function that says what undoing a task's work would take (NULL: nothing), in the process that runs the
+ * controller. It is taken off what cancelling the task would give back, and breaks near-ties.
+ *
+ * Memory: `func` must stay callable with `arg` until another is set.
+ */
+int atropos_set_rollback_cost(atropos_cost_fn func,
+                              void *arg);
+
+/**
  * Sets the function that gives instances words in decisions (NULL: they stay numbers), in the process that runs the
  * controller.
  *
@@ -309,7 +327,10 @@ int atropos_edge_source(atropos_edge_fn func, void *arg);
 int atropos_set_describe(atropos_describe_fn func,
                          void *arg);
 
-/** Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. */
+/**
+ * Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. Counts for
+ * a second: repeat it at every tick. They count as requests in flight of class 0.
+ */
 void atropos_queue_observed(atropos_resource_t r,
                             uint64_t waiting,
                             uint64_t oldest_wait_ns);
@@ -436,6 +457,17 @@ void atropos_task_slow_by_resource(atropos_task_t t,
 
 /** As atropos_wait_abandoned, on a task. */
 void atropos_task_wait_abandoned(atropos_task_t t, atropos_resource_t r);
+
+/** As atropos_blocked_by, on a task. */
+void atropos_task_blocked_by(atropos_task_t t, atropos_resource_t r, atropos_task_t blocker);
+
+/**
+ * The task's request had waited for `r` for `wait_ns` before it could be seen (a connection in the kernel's backlog): it
+ * counts as begun so much earlier. Call it right after the request began.
+ */
+void atropos_task_waited(atropos_task_t t,
+                         atropos_resource_t r,
+                         uint64_t wait_ns);
 
 /** As atropos_progress, on a task. */
 void atropos_task_progress(atropos_task_t t, uint64_t done, uint64_t total);

@@ -1,7 +1,7 @@
 //! This process's part in a region: initialisation, fork, the threads, and what the calling thread is bound to.
 //!
 //! Hot calls read one pointer (`active`) and the thread's binding; everything else is behind it. The region and this
-//! object are never freed while the process lives: a thread may be inside a hot call at any time.
+//! object are not freed while another thread of the process lives: it may be inside a hot call at any time.
 
 use crate::cancel::action::{self, Level};
 use crate::cancel::agent::Served;
@@ -26,6 +26,8 @@ pub static CLOSED: AtomicU32 = AtomicU32::new(0);
 static ACTIVE: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 /// In a forked child: the parent's object, until `after_fork` adopts it.
 static INHERITED: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+/// What a shutdown of this process left mapped, the newest; see `sweep`.
+static RETIRED: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 /// 1 while init, shutdown or after_fork runs.
 static BUSY: AtomicU32 = AtomicU32::new(0);
 
@@ -110,6 +112,7 @@ impl Drop for Exclusive {
 /// Runs in a forked child before fork returns there: nothing of the parent's may be used. Only stores.
 extern "C" fn in_forked_child() {
     let parent = ACTIVE.swap(null_mut(), AcqRel);
+    RETIRED.store(null_mut(), Release);
     if !parent.is_null() {
         INHERITED.store(parent, Release);
     }
@@ -335,6 +338,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<std::thread
 /// Creates or joins the region and makes this process part of it.
 pub fn init(config: Config) -> Result<()> {
     let _only = Exclusive::enter()?;
+    sweep();
     if active().is_some() {
         return Err(Error::new(Code::Already, "libatropos is initialised in this process already"));
     }
@@ -354,7 +358,25 @@ pub fn init(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Leaves the region. Its memory stays mapped: other threads may be inside a call.
+/// Frees the region that an earlier shutdown left, if no other thread is there that might be inside a call: a server
+/// that makes a fresh region at each of its restarts must not grow by one each time. Children keep their own mapping.
+fn sweep() {
+    let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
+    let retired = if alone { RETIRED.swap(null_mut(), AcqRel) } else { null_mut() };
+    if retired.is_null() {
+        return;
+    }
+    // Handles kept by this thread name nothing in the next region: its generations begin elsewhere.
+    unbind();
+    // SAFETY: both come from Box::leak in `init` and `install`, nothing points to them since `shutdown`, and this is the
+    // only thread.
+    unsafe {
+        let process = Box::from_raw(retired);
+        drop(Box::from_raw(process.region as *const Region as *mut Region));
+    }
+}
+
+/// Leaves the region. Its memory stays mapped for now: other threads may be inside a call.
 pub fn shutdown() -> Result<()> {
     let _only = Exclusive::enter()?;
     let process = require()?;
@@ -372,6 +394,8 @@ pub fn shutdown() -> Result<()> {
     if region.header().identity.creator.get() == process.me {
         region.unlink();
     }
+    // An older one that could not be freed yet stays for good.
+    RETIRED.store(process as *const Process as *mut Process, Release);
     Ok(())
 }
 

@@ -74,6 +74,10 @@ struct TaskJson {
     age_ns: u64,
     idle_ns: u64,
     work_ns: u64,
+    #[serde(default)]
+    work_waited_ns: u64,
+    #[serde(default)]
+    rollback_ns: u64,
     progress: Option<(u64, u64)>,
     waits: Vec<WaitJson>,
     holdings: Vec<HoldingJson>,
@@ -142,6 +146,8 @@ impl WindowJson {
             age_ns: t.age_ns,
             idle_ns: t.idle_ns,
             work_ns: t.work_ns,
+            work_waited_ns: t.work_waited_ns,
+            rollback_ns: t.rollback_ns,
             progress: t.progress,
             waits: t
                 .waits

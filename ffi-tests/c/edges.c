@@ -4,7 +4,7 @@
 
 enum { WAITERS = 4 };
 static _Atomic uint64_t waiting[WAITERS], holder;
-static atomic_int edge_calls, waiters_stop, blocked_by_calls_too;
+static atomic_int edge_calls, kind_unknown, cost_calls, waiters_stop, blocked_by_calls_too;
 static atropos_resource_t lock;
 
 static size_t edge_source(atropos_edge *edges, size_t max, void *arg) {
@@ -18,7 +18,7 @@ static size_t edge_source(atropos_edge *edges, size_t max, void *arg) {
       edges[n].waiter = waiter;
       edges[n].blocker = atomic_load(&holder);
       edges[n].resource = lock;
-      edges[n].kind = ATROPOS_EDGE_HOLDS;
+      edges[n].kind = atomic_load(&kind_unknown) ? ATROPOS_EDGE_UNKNOWN : ATROPOS_EDGE_HOLDS;
       edges[n].instance = 1;
     }
     n++;
@@ -30,7 +30,7 @@ static void *waiter(void *arg) {
   uintptr_t i = (uintptr_t)arg;
   atropos_task_t task = atropos_create_cancel(200 + i);
   atropos_slow_by_resource_on(lock, 1, 1);
-  if (atomic_load(&blocked_by_calls_too)) atropos_blocked_by(lock, atomic_load(&holder));
+  if (atomic_load(&blocked_by_calls_too)) atropos_task_blocked_by(task, lock, atomic_load(&holder));
   atomic_store(&waiting[i], task);
   while (!atomic_load(&waiters_stop)) pause_ms(1);
   atomic_store(&waiting[i], 0);
@@ -46,6 +46,12 @@ static int action(const atropos_cancel_request *req, void *arg) {
   if (req->key != CULPRIT_KEY) atomic_fetch_add(&wrong_cancels, 1);
   atomic_fetch_add(&cancels, 1);
   return 0;
+}
+
+static uint64_t rollback_cost(atropos_task_t task, uint64_t key, void *arg) {
+  CHECK(arg == &cost_calls && task != 0);
+  atomic_fetch_add(&cost_calls, 1);
+  return key == CULPRIT_KEY ? 3600000000000u : 0;
 }
 
 static void one_stall(const char *how) {
@@ -81,9 +87,18 @@ int main(void) {
   one_stall("edge source");
   CHECK(atomic_load(&edge_calls) > 0);
 
+  /* The holder waits for nothing: an edge of unknown kind to it means that it holds. */
+  atomic_store(&kind_unknown, 1);
+  one_stall("edge source, kinds unknown");
+
   CHECK_EQ(atropos_edge_source(NULL, NULL), ATROPOS_OK);
   atomic_store(&blocked_by_calls_too, 1);
   one_stall("blocked_by");
+
+  /* Half of what cancelling would give back, and more, goes into undoing: said, and cancelled all the same. */
+  CHECK_EQ(atropos_set_rollback_cost(rollback_cost, &cost_calls), ATROPOS_OK);
+  one_stall("with a rollback to come");
+  CHECK(atomic_load(&cost_calls) > 0);
   CHECK_EQ(atropos_controller_stop(), ATROPOS_OK);
   CHECK_EQ(atropos_shutdown(), ATROPOS_OK);
   return 0;

@@ -45,6 +45,7 @@ programs! {
     region_file: "region_file.c" [];
     errno_kept: "errno.c" [];
     fork: "fork.c" [];
+    restart: "restart.c" [];
     reap: "reap.c" [];
     failover: "failover.c" [];
     storm: "storm.c" [];

@@ -1,7 +1,7 @@
 //! The host's callbacks, kept per process: function pointers never enter shared memory.
 
 use crate::cancel::mailbox::Request;
-use crate::capi::{atropos_cancel_request, atropos_edge};
+use crate::capi::{atropos_cancel_request, atropos_edge, ATROPOS_EDGE_QUEUED, ATROPOS_EDGE_UNKNOWN};
 use crate::control::window::{Edge, EdgeKind};
 use crate::error::{Code, Error, Result};
 use crate::primitive::{AtomicU32, AtomicUsize, Ordering};
@@ -48,12 +48,14 @@ impl Callback {
 
 pub type CancelFn = unsafe extern "C" fn(*const atropos_cancel_request, *mut c_void) -> c_int;
 pub type EdgeFn = unsafe extern "C" fn(*mut atropos_edge, usize, *mut c_void) -> usize;
+pub type CostFn = unsafe extern "C" fn(u64, u64, *mut c_void) -> u64;
 pub type DescribeFn = unsafe extern "C" fn(u32, u64, *mut core::ffi::c_char, usize, *mut c_void) -> usize;
 pub type LogFn = unsafe extern "C" fn(c_int, *const core::ffi::c_char, *mut c_void);
 
 pub static CANCEL: Callback = Callback::none();
 pub static TERMINATE: Callback = Callback::none();
 pub static EDGES: Callback = Callback::none();
+pub static ROLLBACK_COST: Callback = Callback::none();
 pub static DESCRIBE: Callback = Callback::none();
 pub static LOG: Callback = Callback::none();
 
@@ -103,8 +105,16 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()>
     }
 }
 
-/// Asks the host who blocks whom. (edges, how many there were in all)
-pub fn edges(max: usize) -> (Vec<Edge>, usize) {
+/// What undoing a task's work would take, ns, by the host's word; 0 = none or unknown.
+pub fn rollback_cost_ns(task: u64, key: u64) -> u64 {
+    let Some((function, argument)) = ROLLBACK_COST.get() else { return 0 };
+    // SAFETY: `function` was given as an atropos_cost_fn.
+    unsafe { std::mem::transmute::<usize, CostFn>(function)(task, key, argument) }
+}
+
+/// Asks the host who blocks whom. (edges, how many there were in all) `kind_of` judges the edges whose kind the host left
+/// open.
+pub fn edges(max: usize, kind_of: impl Fn(&Edge) -> EdgeKind) -> (Vec<Edge>, usize) {
     let Some((function, argument)) = EDGES.get() else {
         return (Vec::new(), 0);
     };
@@ -116,12 +126,10 @@ pub fn edges(max: usize) -> (Vec<Edge>, usize) {
     let edges = buffer
         .into_iter()
         .filter(|e| e.waiter != 0)
-        .map(|e| Edge {
-            waiter: e.waiter,
-            blocker: e.blocker,
-            kind: if e.kind == 2 { EdgeKind::Queued } else { EdgeKind::Holds },
-            resource: e.resource,
-            instance: e.instance,
+        .map(|e| {
+            let kind = if e.kind == ATROPOS_EDGE_QUEUED { EdgeKind::Queued } else { EdgeKind::Holds };
+            let edge = Edge { waiter: e.waiter, blocker: e.blocker, kind, resource: e.resource, instance: e.instance };
+            Edge { kind: if e.kind == ATROPOS_EDGE_UNKNOWN { kind_of(&edge) } else { kind }, ..edge }
         })
         .collect();
     (edges, total)

@@ -194,6 +194,28 @@ pub extern "C" fn atropos_task_wait_abandoned(t: atropos_task_t, r: atropos_reso
     })
 }
 
+/// As atropos_blocked_by, on a task.
+#[no_mangle]
+pub extern "C" fn atropos_task_blocked_by(t: atropos_task_t, r: atropos_resource_t, blocker: atropos_task_t) {
+    guard((), || {
+        if let Some(slot) = active().and_then(|process| process.task(t)) {
+            slot.trace.blocked_by(r, blocker);
+        }
+    })
+}
+
+/// The task's request had waited for `r` for `wait_ns` before it could be seen (a connection in the kernel's backlog): it
+/// counts as begun so much earlier. Call it right after the request began.
+#[no_mangle]
+pub extern "C" fn atropos_task_waited(t: atropos_task_t, r: atropos_resource_t, wait_ns: u64) {
+    guard((), || {
+        if let Some(slot) = active().and_then(|process| process.task(t)) {
+            slot.began_earlier(wait_ns);
+            slot.trace.waited(r, wait_ns);
+        }
+    })
+}
+
 /// As atropos_progress, on a task.
 #[no_mangle]
 pub extern "C" fn atropos_task_progress(t: atropos_task_t, done: u64, total: u64) {

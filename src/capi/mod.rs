@@ -85,6 +85,8 @@ pub const ATROPOS_TASK_LABEL: u32 = 7;
 /// 1: the unit of work that a cancel would lose (a transaction) begins now; 0: it ended.
 pub const ATROPOS_TASK_WORK_START: u32 = 8;
 
+/// Edge kind: not known; the library looks whether the blocker itself waits for the same thing.
+pub const ATROPOS_EDGE_UNKNOWN: u32 = 0;
 /// Edge kind: the blocker holds what the waiter wants.
 pub const ATROPOS_EDGE_HOLDS: u32 = 1;
 /// Edge kind: the blocker only stands before the waiter in the queue, with a request that bars it.
@@ -192,6 +194,9 @@ pub type atropos_edge_fn =
     Option<unsafe extern "C" fn(edges: *mut atropos_edge, max: usize, arg: *mut c_void) -> usize>;
 /// Level: 1 error, 2 warning, 3 notice, 4 debug. Called only by threads inside init, reload, tick, controller or agent.
 pub type atropos_log_fn = Option<unsafe extern "C" fn(level: c_int, message: *const c_char, arg: *mut c_void)>;
+/// How long, in ns, undoing the task's work would take (a rollback); 0 = nothing to undo, or not known. Called by the
+/// thread that runs the controller, for those who might be cancelled.
+pub type atropos_cost_fn = Option<unsafe extern "C" fn(task: atropos_task_t, key: u64, arg: *mut c_void) -> u64>;
 /// Writes words for one object of a resource ("table 16402 of database 5"), at most `size` bytes, and returns how many;
 /// 0 = none. Called by the thread that runs the controller.
 pub type atropos_describe_fn = Option<
@@ -476,6 +481,19 @@ pub unsafe extern "C" fn atropos_edge_source(func: atropos_edge_fn, arg: *mut c_
     })
 }
 
+/// Sets the function that says what undoing a task's work would take (NULL: nothing), in the process that runs the
+/// controller. It is taken off what cancelling the task would give back, and breaks near-ties.
+///
+/// # Safety
+/// `func` must stay callable with `arg` until another is set.
+#[no_mangle]
+pub unsafe extern "C" fn atropos_set_rollback_cost(func: atropos_cost_fn, arg: *mut c_void) -> c_int {
+    code(|| {
+        action::ROLLBACK_COST.set(func.map_or(0, |f| f as usize), arg, 0);
+        Ok(())
+    })
+}
+
 /// Sets the function that gives instances words in decisions (NULL: they stay numbers), in the process that runs the
 /// controller.
 ///
@@ -489,7 +507,8 @@ pub unsafe extern "C" fn atropos_set_describe(func: atropos_describe_fn, arg: *m
     })
 }
 
-/// Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest.
+/// Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. Counts for
+/// a second: repeat it at every tick. They count as requests in flight of class 0.
 #[no_mangle]
 pub extern "C" fn atropos_queue_observed(r: atropos_resource_t, waiting: u64, oldest_wait_ns: u64) {
     guard((), || {

@@ -120,7 +120,10 @@ pub extern "C" fn atropos_task_set(task: atropos_task_t, what: u32, value: i64) 
                 text::store_words(&slot.label, label.unwrap_or(""));
             }
             ATROPOS_TASK_WORK_START => {
-                slot.work_start_ns.store(if range(0, 1)? == 1 { region.now_ns() } else { 0 }, Relaxed)
+                let begins = range(0, 1)? == 1;
+                let waited_ns = slot.trace.waited_ns.load(Relaxed);
+                slot.work_waited.store((waited_ns >> WAITED_SHIFT) as u32, Relaxed);
+                slot.work_start_ns.store(if begins { region.now_ns() } else { 0 }, Relaxed)
             }
             _ => {
                 return Err(Error::new(Code::Invalid, format!("atropos_task_set: {what} is no ATROPOS_TASK_* number")));

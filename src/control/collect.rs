@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 pub const STRIDES: u64 = 4;
 /// Observations of a host's queue older than this are out of date.
 const QUEUE_FRESH_NS: u64 = 1_000_000_000;
+/// As so many requests in flight they are shown at most; more would say no more.
+const UNTRACKED_SHOWN: u64 = 64;
 
 /// Averages are learnt this often, from at least so many acquisitions.
 const USUAL_EVERY_NS: u64 = 1_000_000_000;
@@ -44,6 +46,17 @@ struct TraceView {
     /// `held_ns` is the time it was taken, until `add_trace` makes a duration of it.
     holdings: Vec<Holding>,
     progress: (u64, u64),
+    /// Time in ended waits, in units of 2^WAITED_SHIFT ns, modulo 2^32.
+    waited: u32,
+}
+
+impl TraceView {
+    /// How long it waited since `start_ns`, when `waited` read `before`; the wait that runs counts too.
+    fn waited_since(&self, before: u32, start_ns: u64, now_ns: u64) -> u64 {
+        let ended = (self.waited.wrapping_sub(before) as u64) << WAITED_SHIFT;
+        let running = self.wait.map_or(0, |w| now_ns.saturating_sub(w.2.max(start_ns)));
+        (ended + running).min(now_ns.saturating_sub(start_ns))
+    }
 }
 
 /// Times noted while nobody refreshed the cached clock: they may be anywhere between its last value and the next.
@@ -209,6 +222,10 @@ impl Collector {
                     0 => age_ns,
                     start => now_ns.saturating_sub(start),
                 },
+                work_waited_ns: match slot.work_start_ns.load(Relaxed) {
+                    0 => 0,
+                    start => trace.waited_since(slot.work_waited.load(Relaxed), start, now_ns),
+                },
                 progress: (trace.progress != (0, 0)).then_some(trace.progress),
                 ..TaskView::default()
             };
@@ -226,6 +243,14 @@ impl Collector {
                 }
             }
             sample.resources = Some(totals);
+        }
+
+        // Who waits outside (a full backlog) is as late as who waits inside, and with every server of the queue taken
+        // nobody else is there to show it. Of which class they are is not known yet.
+        for (_, entry) in region.header().registered() {
+            let (waiting, oldest_ns) = untracked(entry, now_ns);
+            let shown = waiting.min(UNTRACKED_SHOWN);
+            in_flight[0].extend((0..shown).map(|i| oldest_ns - oldest_ns / shown * i));
         }
 
         // The window: from the oldest sample that is at most a window old to this one.
@@ -254,7 +279,7 @@ impl Collector {
             window.exec_ns = sample.slot_exec_ns.iter().zip(earlier).map(|(now, then)| grown(*now, *then)).sum();
             for (id, entry) in region.header().registered() {
                 let (now, before) = (&totals[id as usize], &before[id as usize]);
-                let fresh = now_ns.saturating_sub(entry.queue_observed_ns.load(Relaxed)) < QUEUE_FRESH_NS;
+                let (untracked_waiting, untracked_oldest_wait_ns) = untracked(entry, now_ns);
                 window.resources.push(ResourceWindow {
                     id,
                     kind: entry.kind().unwrap_or(ResourceKind::Lock),
@@ -264,8 +289,8 @@ impl Collector {
                     usual_hold_ns: self.usual[id as usize].hold_ns,
                     acquired: grown(now.acquired, before.acquired),
                     evicted: grown(now.evicted, before.evicted),
-                    untracked_waiting: if fresh { entry.queue_waiting.load(Relaxed) } else { 0 },
-                    untracked_oldest_wait_ns: if fresh { entry.queue_oldest_wait_ns.load(Relaxed) } else { 0 },
+                    untracked_waiting,
+                    untracked_oldest_wait_ns,
                 });
             }
             for (view, _, index) in &mut views {
@@ -287,8 +312,8 @@ impl Collector {
     /// A consistent view of one worker; leftovers from before `since_ns` are left out.
     fn read_trace(&self, region: &Region, trace: &Trace, since_ns: u64) -> TraceView {
         let read = || {
-            let mut view = TraceView::default();
             let waited = (trace.waited_ns.load(Relaxed) >> WAITED_SHIFT) as u32;
+            let mut view = TraceView { waited, ..TraceView::default() };
             let resource = trace.wait_resource.load(Relaxed);
             let start_ns = trace.wait_start_ns.load(Relaxed);
             if resource != 0 && (resource as usize) < MAX_RESOURCES && start_ns >= since_ns {
@@ -329,6 +354,13 @@ impl Collector {
         }
         view
     }
+}
+
+/// Waiters that are not tasks yet, and the oldest one's wait, as last observed.
+fn untracked(entry: &ResourceEntry, now_ns: u64) -> (u64, u64) {
+    let fresh = now_ns.saturating_sub(entry.queue_observed_ns.load(Relaxed)) < QUEUE_FRESH_NS;
+    let waiting = if fresh { entry.queue_waiting.load(Relaxed) } else { 0 };
+    (waiting, if waiting > 0 { entry.queue_oldest_wait_ns.load(Relaxed) } else { 0 })
 }
 
 fn add_totals(trace: &Trace, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
@@ -537,6 +569,39 @@ mod tests {
         let w = Collector::default().window(&r, t0 + 1750 * MS, 100 * MS, true);
         let h = w.tasks[0].holdings[1];
         assert!(h.held_ns - h.waited_ns <= 51 * MS, "the wait that runs counts too: {h:?}");
+    }
+
+    #[test]
+    fn waits_within_a_unit_of_work_are_told_apart() {
+        let (r, me, lock) = setup();
+        let a = r.begin_task(me, 1, 0).unwrap();
+        let (t0, slot) = (r.now_ns(), r.task(a).unwrap());
+        slot.trace.wait_begin(t0, lock, 5);
+        slot.trace.wait_abandoned(t0 + 500 * MS, lock);
+        slot.work_waited.store((slot.trace.waited_ns.load(Relaxed) >> WAITED_SHIFT) as u32, Relaxed);
+        slot.work_start_ns.store(t0 + 500 * MS, Relaxed);
+        slot.trace.wait_begin(t0 + 600 * MS, lock, 6);
+        slot.trace.wait_abandoned(t0 + 800 * MS, lock);
+        slot.trace.wait_begin(t0 + 900 * MS, lock, 7);
+        let w = Collector::default().window(&r, t0 + 1000 * MS, 100 * MS, true);
+        assert_eq!(w.tasks[0].work_ns, 500 * MS);
+        assert!((298..=302).contains(&(w.tasks[0].work_waited_ns / MS)), "{}", w.tasks[0].work_waited_ns);
+    }
+
+    #[test]
+    fn those_who_wait_outside_are_as_late_as_those_inside() {
+        let (r, _, slots) = setup();
+        let t0 = r.now_ns();
+        let entry = r.header().resource(slots).unwrap();
+        entry.queue_waiting.store(4, Relaxed);
+        entry.queue_oldest_wait_ns.store(400 * MS, Relaxed);
+        entry.queue_observed_ns.store(t0, Relaxed);
+        let mut c = Collector::default();
+        c.window(&r, t0 + 100 * MS, 100 * MS, false);
+        let w = c.window(&r, t0 + 200 * MS, 100 * MS, false);
+        assert_eq!(w.classes[0].in_flight_age_ns, [400 * MS, 300 * MS, 200 * MS, 100 * MS]);
+        let late = c.window(&r, t0 + QUEUE_FRESH_NS, 100 * MS, false);
+        assert!(late.classes.is_empty(), "an observation that is not repeated is out of date");
     }
 
     #[test]

@@ -10,13 +10,14 @@ use super::detector::{Detector, Objective, Signal, State};
 use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
 use super::policy::{choose, Choice, Pick, PolicyParams};
 use super::verify::{Pending, Verdict};
-use super::window::Window;
+use super::window::{Edge, EdgeKind, TaskId, Window};
 use crate::cancel::action::{self, Level};
 use crate::cancel::mailbox::Request;
 use crate::config::{ClockChoice, Config, Mode};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::region::lease::Role;
 use crate::region::owner::ProcessId;
+use crate::region::tasks::index_of;
 use crate::region::{text, Region};
 use crate::report::decision::{next_id, Considered, Decision, LogFile, Outcome};
 use crate::report::json::Json;
@@ -28,6 +29,8 @@ const LONGEST_PAUSE_MS: u64 = 25;
 const BUSY_PAUSE_MS: u64 = 5;
 /// Edges asked of the host at once.
 const MAX_EDGES: usize = 4096;
+/// Candidates whose rollback the host is asked about, those that would give back most.
+const MAX_COSTS: usize = 32;
 /// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
 const REAP_NS: u64 = 500 * MS;
 const REAP_THOROUGH_NS: u64 = 10_000 * MS;
@@ -262,7 +265,8 @@ impl Controller {
         // resources were measured.
         window.length_ns = self.collector.measured_ns();
         if signal.watch {
-            let (mut edges, total) = action::edges(MAX_EDGES);
+            let (mut edges, total) =
+                action::edges(MAX_EDGES, |edge| kind_of(edge, family_head(region, edge.blocker), &window));
             if total > MAX_EDGES {
                 h.counters.edges_truncated.fetch_add(1, Relaxed);
             }
@@ -293,6 +297,7 @@ impl Controller {
             min_gain_ns: signal.slo_ns.max(self.window_ns()),
             ..PolicyParams::default()
         };
+        ask_rollback_costs(&estimate, &mut window);
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
@@ -550,6 +555,36 @@ fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyPara
         .int("budget", budget as u64)
         .raw("window", &crate::report::window::json(window))
         .end()
+}
+
+/// Whether a blocker holds what the waiter wants or only waits for it before him, by what was traced of it.
+fn kind_of(edge: &Edge, blocker: TaskId, window: &Window) -> EdgeKind {
+    let same = |resource, instance| (resource, instance) == (edge.resource, edge.instance);
+    // Tasks stand in the order of their slots.
+    let found = window.tasks.binary_search_by_key(&index_of(blocker), |t| index_of(t.id));
+    let queued = found.is_ok_and(|at| {
+        let task = &window.tasks[at];
+        let holds = task.holdings.iter().any(|h| same(h.resource, h.instance));
+        !holds && task.waits.iter().any(|w| same(w.resource, w.instance))
+    });
+    if queued {
+        EdgeKind::Queued
+    } else {
+        EdgeKind::Holds
+    }
+}
+
+/// Asks the host what undoing the work of those who might be cancelled would take.
+fn ask_rollback_costs(estimate: &Estimate, window: &mut Window) {
+    if !action::ROLLBACK_COST.is_set() {
+        return;
+    }
+    let mut most: Vec<_> = estimate.candidates.iter().filter(|c| !c.uses.is_empty()).collect();
+    most.sort_by(|a, b| b.relief_share.total_cmp(&a.relief_share).then(a.task.cmp(&b.task)));
+    for candidate in most.into_iter().take(MAX_COSTS) {
+        let task = &mut window.tasks[candidate.index];
+        task.rollback_ns = action::rollback_cost_ns(task.id, task.key);
+    }
 }
 
 /// The chosen and the best of the others, for the record.

@@ -306,7 +306,9 @@ impl Estimate {
             }
             let relief = self.graph.relief(&[t], &mut scratch);
             let task = &window.tasks[t as usize];
-            let uses = self.uses(t, &relief, window, &completed, &usual);
+            // What is usual of its own class is no hogging either, even where only untracked waiters suffer from it.
+            let own_usual = params.class_duration_ns.get(&task.class).copied().unwrap_or(0);
+            let uses = self.uses(t, &relief, window, &completed, &|r| usual[r as usize].max(own_usual));
             found.push(Candidate {
                 task: task.id,
                 index: t as usize,
@@ -339,7 +341,14 @@ impl Estimate {
         usual
     }
 
-    fn uses(&self, t: u32, relief: &Relief, window: &Window, completed: &[Option<f64>], usual_ns: &[u64]) -> Vec<Use> {
+    fn uses(
+        &self,
+        t: u32,
+        relief: &Relief,
+        window: &Window,
+        completed: &[Option<f64>],
+        usual_ns: &dyn Fn(u32) -> u64,
+    ) -> Vec<Use> {
         let g = &self.graph;
         let task = &window.tasks[t as usize];
         // Without a completed fraction as much is taken to remain as is done: gain = usage.
@@ -349,11 +358,14 @@ impl Estimate {
             let id = b.resource.map(|r| self.resources[r as usize].id);
             let holdings = window.tasks[t as usize].holdings.iter();
             let held = holdings.filter(|h| Some(h.resource) == id && h.instance == b.instance).map(own_time_ns).max();
-            // Not traced: it has held it at least as long as somebody has waited for it. But where holdings are traced and
-            // the task has room for more, it can only have got it since its trace was read: edges are asked for later.
+            // Not traced: it has held it at least as long as somebody has waited for it, and may have since its unit of
+            // work began. But where holdings are traced and the task has room for more, it can only have got it since
+            // its trace was read: edges are asked for later.
             let traced = b.resource.is_some_and(|r| window.resources[r as usize].acquired > 0);
-            let room = window.tasks[t as usize].holdings.len() < crate::region::layout::HOLDINGS;
-            let usage = held.unwrap_or_else(|| if traced && room { 1 } else { g.longest_wait_ns(barrier) });
+            let task = &window.tasks[t as usize];
+            let room = task.holdings.len() < crate::region::layout::HOLDINGS;
+            let untraced = || g.longest_wait_ns(barrier).max(task.work_ns.saturating_sub(task.work_waited_ns));
+            let usage = held.unwrap_or_else(|| if traced && room { 1 } else { untraced() });
             (usage, usage as f64 * ahead(t))
         };
         let mut direct: Vec<(u32, Use)> = Vec::new();
@@ -394,7 +406,7 @@ impl Estimate {
                     let gain_ns = elapsed_ns as f64 * ahead(t);
                     add(r, self.new_use(r, pool.instance, Role::Holds, part.amount, elapsed_ns, gain, gain_ns));
                 }
-                _ if part.held_ns <= usual_ns[r as usize].saturating_mul(2) && relief.victims.is_empty() => {}
+                _ if part.held_ns <= usual_ns(r).saturating_mul(2) && relief.victims.is_empty() => {}
                 _ => {
                     let gain = part.held_ns as f64 * ahead(t);
                     add(r, self.new_use(r, pool.instance, Role::Occupies, part.held_ns, part.held_ns, gain, gain));

@@ -18,6 +18,9 @@ const MEMBER_SHARE: f64 = 0.25;
 const USUAL_TIMES: u64 = 5;
 /// A queue's head need have barred it only for this part of what a holder must have held.
 const BARS_PART: u64 = 5;
+/// A cancelled task holds on until its work is undone: that is taken off its gain, but an estimate of it is no more than
+/// a guess, so this part of the gain always stays.
+const LEAST_NET_GAIN: f64 = 0.1;
 /// Most picks of one decision, whatever the budget: each costs a pass over the candidates.
 const MAX_PICKS: usize = 16;
 /// How many rejected candidates a decision explains.
@@ -300,7 +303,8 @@ impl<'a> Chooser<'a> {
             used |= contends && u.usage_ns >= min_ns;
             if u.usage_ns >= min_ns && u.gain_ns >= self.params.min_gain_ns as f64 {
                 lasts |= contends;
-                gains[r] = u.gain_ns / 1e9 * part(freed_ns[r], self.estimate.resources[r].lost_ns);
+                let net_ns = (u.gain_ns - task.rollback_ns as f64).max(u.gain_ns * LEAST_NET_GAIN);
+                gains[r] = net_ns / 1e9 * part(freed_ns[r], self.estimate.resources[r].lost_ns);
                 worth_ns[r] = freed_ns[r];
             }
         }
@@ -338,7 +342,8 @@ impl<'a> Chooser<'a> {
         near.min_by_key(|&i| {
             let r = &rated[i];
             let task = &self.window.tasks[r.candidate.index];
-            (task.priority, r.candidate.work_lost_ns, std::cmp::Reverse(OrderedScore(r.score)), r.candidate.task)
+            let lost_ns = r.candidate.work_lost_ns.saturating_add(task.rollback_ns);
+            (task.priority, lost_ns, std::cmp::Reverse(OrderedScore(r.score)), r.candidate.task)
         })
     }
 

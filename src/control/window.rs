@@ -93,6 +93,10 @@ pub struct TaskView {
     pub idle_ns: u64,
     /// Time since its present unit of work (a transaction, else the request) began: what a cancel would lose.
     pub work_ns: u64,
+    /// Part of `work_ns` in which it waited itself; 0 where no unit of work was told.
+    pub work_waited_ns: u64,
+    /// What undoing its work would take, as the host estimates it; asked of candidates only. 0 = none or unknown.
+    pub rollback_ns: u64,
     /// (done, total); None = never reported.
     pub progress: Option<(u64, u64)>,
     pub waits: Vec<Wait>,
@@ -102,7 +106,7 @@ pub struct TaskView {
 }
 
 /// Why a blocker blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EdgeKind {
     /// The blocker holds what the waiter wants.
     Holds,

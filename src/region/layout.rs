@@ -11,7 +11,7 @@ use core::mem::size_of;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"atroposR");
 /// Raised with every change of this file that moves a field.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 pub const MAX_RESOURCES: usize = 32;
 pub const MAX_CLASSES: usize = 16;
@@ -271,6 +271,8 @@ pub struct TaskSlot {
     pub manual_reason: [AtomicU64; 8],
     pub label: [AtomicU64; LABEL_WORDS],
     pub priority: AtomicI32,
+    /// The first worker's `waited_ns` when the unit of work began, as [`HoldingCell::waited`].
+    pub work_waited: AtomicU32,
     pub mailbox: Mailbox,
     pub trace: Trace,
 }

@@ -45,6 +45,8 @@ fn task_json(t: &TaskView) -> String {
         .int("age_ns", t.age_ns)
         .int("idle_ns", t.idle_ns)
         .int("work_ns", t.work_ns)
+        .int("work_waited_ns", t.work_waited_ns)
+        .int("rollback_ns", t.rollback_ns)
         .raw("progress", &progress)
         .raw("waits", &waits)
         .raw("holdings", &holdings)

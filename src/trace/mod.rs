@@ -203,6 +203,19 @@ impl Trace {
         }
     }
 
+    /// A wait of `waited_ns` lies behind it that could not be seen while it lasted.
+    pub fn waited(&self, resource: u32, waited_ns: u64) {
+        if resource == 0 || resource as usize >= MAX_RESOURCES {
+            return;
+        }
+        self.seq.write(|| {
+            self.touch(resource);
+            for total in [&self.cells[resource as usize].wait_ns, &self.waited_ns] {
+                total.store(total.load(Relaxed).wrapping_add(waited_ns), Relaxed);
+            }
+        });
+    }
+
     /// The running wait is for `blocker`.
     pub fn blocked_by(&self, resource: u32, blocker: u64) {
         if self.wait_resource.load(Relaxed) == resource {
@@ -312,6 +325,16 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_from_before_counts_and_ends_nothing() {
+        with_trace(|t| {
+            t.wait_begin(100, 1, 5);
+            t.waited(2, 70);
+            assert_eq!((t.cells[2].wait_ns.load(Relaxed), t.waited_ns.load(Relaxed)), (70, 70));
+            assert_eq!(t.wait_resource.load(Relaxed), 1);
+        });
+    }
+
+    #[test]
     fn misuse_is_harmless_and_counted() {
         with_trace(|t| {
             t.release(1, 1, 1, 1);
@@ -322,6 +345,7 @@ mod tests {
                 t.wait_begin(1, bad, 0);
                 t.wait_abandoned(1, bad);
                 t.evicted(bad, 1);
+                t.waited(bad, 1);
             }
             assert_eq!((held(t).len(), t.wait_resource.load(Relaxed)), (0, 0));
             t.acquire(1, 0, 1, 0, u64::MAX);

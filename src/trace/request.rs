@@ -15,6 +15,15 @@ impl TaskSlot {
         self.request_start_ns.store(now_ns, Release);
     }
 
+    /// The request in flight had waited for `waited_ns` before it could be seen: it began as much earlier. Owner only.
+    pub fn began_earlier(&self, waited_ns: u64) {
+        let start_ns = self.request_start_ns.load(Relaxed);
+        if start_ns != 0 {
+            // 0 would mean that no request is in flight.
+            self.request_start_ns.store(start_ns.saturating_sub(waited_ns).max(1), Release);
+        }
+    }
+
     /// Client time of the request in flight up to `now_ns`.
     pub fn client_ns(&self, now_ns: u64) -> u64 {
         let running = match self.client_wait_start_ns.load(Relaxed) {
@@ -127,6 +136,20 @@ mod tests {
         }
         r.end_task(ProcessId::current(), t, false);
         assert_eq!((completions(&r, 0), completions(&r, 2)), (1, 3));
+    }
+
+    #[test]
+    fn a_request_that_waited_unseen_began_earlier() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let t = r.begin_task(ProcessId::current(), 1, 0).unwrap();
+        let slot = r.task(t).unwrap();
+        r.header().clock.tracing_since_ns.store(0, Relaxed);
+        r.begin_request(slot, 0);
+        slot.began_earlier(3_000_000_000);
+        r.end_request(slot, 0);
+        assert!(slot.exec_ns.load(Relaxed) >= 3_000_000_000);
+        slot.began_earlier(1);
+        assert_eq!(slot.request_start_ns.load(Relaxed), 0, "no request is in flight");
     }
 
     #[test]

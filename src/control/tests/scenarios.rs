@@ -248,7 +248,7 @@ fn the_hosts_edges_replace_inference() {
     (2..12).for_each(|id| s.edge(id, 50, Holds, 1, 7));
     let choice = s.choose();
     assert_eq!(choice.picks[0].task, 50);
-    assert_eq!(choice.picks[0].usage, 90 * MS, "at least as long as somebody has waited");
+    assert_eq!(choice.picks[0].usage, 3000 * MS, "charged from its beginning");
 }
 
 #[test]
@@ -382,6 +382,51 @@ fn near_ties_go_to_the_lower_priority_then_to_less_work_lost() {
     assert_eq!(two(|_| {}), 1, "by id when all is equal");
     assert_eq!(two(|t| t.priority = -1), 2);
     assert_eq!(two(|t| (t.age_ns, t.work_ns) = (500 * MS, 500 * MS)), 2);
+}
+
+#[test]
+fn a_rollback_to_come_is_weighed_but_protects_nobody_for_good() {
+    let two = |rollback_ms: u64, held_ms: u64| {
+        let mut s = one_lock();
+        for (id, ms) in [(1, held_ms), (2, 2000)] {
+            s.task(id, ms);
+            s.holds(id, 1, id, ms);
+        }
+        s.get(1).rollback_ns = rollback_ms * MS;
+        for id in 10..20 {
+            s.task(id, 100);
+            s.waits(id, 1, 1 + id % 2, 100);
+        }
+        choose(&s.estimate(), &s.window, &PolicyParams::default(), 1).picks[0].task
+    };
+    assert_eq!(two(0, 3000), 1);
+    assert_eq!(two(1500, 3000), 2, "undoing it takes half of what it would give back");
+    assert_eq!(two(500, 2000), 2, "a near-tie goes to the one that has nothing to undo");
+    let mut s = one_lock();
+    s.task(1, 2000);
+    s.holds(1, 1, 7, 2000);
+    s.get(1).rollback_ns = 60 * S;
+    for id in 10..20 {
+        s.task(id, 100);
+        s.waits(id, 1, 7, 100);
+    }
+    assert_eq!(s.picked(), [1], "the only culprit goes however long its rollback is said to take");
+}
+
+#[test]
+fn an_untraced_holder_is_charged_from_the_start_of_its_unit_of_work() {
+    let usage = |work_ms: u64, waited_ms: u64| {
+        let mut s = one_lock();
+        s.task(1, 50);
+        (s.get(1).work_ns, s.get(1).work_waited_ns) = (work_ms * MS, waited_ms * MS);
+        s.task(2, 100);
+        s.waits(2, 1, 7, 100);
+        s.edge(2, 1, Holds, 1, 7);
+        s.estimate().candidate(1).unwrap().uses[0].usage / MS
+    };
+    assert_eq!(usage(900, 0), 900);
+    assert_eq!(usage(900, 600), 300, "what it waited itself was not its own doing");
+    assert_eq!(usage(900, 890), 100, "but it has been waited for all along");
 }
 
 #[test]
@@ -574,6 +619,23 @@ fn a_backlog_of_untracked_waiters_makes_a_full_queue_visible() {
 }
 
 /// One task holds `hog` of the buffer pool, nineteen hold 100 units each and wait half of the time.
+#[test]
+fn who_takes_as_long_as_its_class_usually_does_hogs_no_server() {
+    let picked = |usual_ms: u64| {
+        let mut s = Story::new(&[("slots", ResourceKind::Queue)]);
+        s.window.resources[0].untracked_waiting = 20;
+        s.window.resources[0].untracked_oldest_wait_ns = 500 * MS;
+        for id in 1..4 {
+            s.task(id, 500);
+            s.get(id).class = 3;
+            s.holds(id, 1, 0, 500);
+        }
+        let params = EstimatorParams { class_duration_ns: [(3, usual_ms * MS)].into(), ..EstimatorParams::default() };
+        choose(&estimate(&s.window, &params), &s.window, &PolicyParams::default(), 4).picks.len()
+    };
+    assert_eq!((picked(400), picked(5)), (0, 2), "two bring the contention under the threshold");
+}
+
 fn pool(hog: u64) -> Story {
     let mut s = Story::new(&[("buffer_pool", Memory)]);
     s.task(1, 4000);

@@ -1,0 +1,116 @@
+//! The command lines of the cases and the overhead on httpd.
+use super::cases::{self, Case};
+use super::install::Install;
+use super::run::{self, Setup, WebRecord};
+use super::server::{base_settings, Mpm};
+use crate::host::Variant;
+use crate::record::{self, Mode};
+use crate::results::{self, Recorded};
+use crate::{clock, machine};
+use anyhow::{ensure, Context, Result};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+pub struct CaseOptions {
+    pub case: String,
+    pub modes: Vec<Mode>,
+    /// Empty: event and prefork.
+    pub mpms: Vec<Mpm>,
+    /// Ways to make the noise; empty: the case's default, "all": each.
+    pub noise: Vec<String>,
+    pub slots: Option<u32>,
+    pub runs: u32,
+    pub json: Option<PathBuf>,
+    pub duration_s: Option<f64>,
+    pub seed: u64,
+    pub set: Vec<String>,
+    pub record: bool,
+    pub variant: Variant,
+    pub prefix: Option<PathBuf>,
+}
+
+fn variants(case: &'static Case, wanted: &[String]) -> Result<Vec<&'static str>> {
+    if wanted.is_empty() {
+        return Ok(vec![case.variants[0]]);
+    }
+    if wanted == ["all"] {
+        return Ok(case.variants.to_vec());
+    }
+    let known = || case.variants.join(", ");
+    let find = |w: &String| {
+        let found = case.variants.iter().copied().find(|v| v == w);
+        found.with_context(|| format!("{} has no noise {w:?}; it has {} (or all)", case.id, known()))
+    };
+    wanted.iter().map(find).collect()
+}
+
+/// Runs a case on every MPM and in every variant asked for; true when all is as it must be.
+pub fn case(o: &CaseOptions) -> Result<bool> {
+    let case = cases::find(&o.case)?;
+    let install = Install::find(o.variant, o.prefix.as_deref())?;
+    ensure!(o.slots.is_none_or(|s| (1..=64).contains(&s)), "--slots must be 1 to 64");
+    let mpms = if o.mpms.is_empty() { vec![Mpm::Event, Mpm::Prefork] } else { o.mpms.clone() };
+    let mut json = o
+        .json
+        .as_ref()
+        .map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
+        .transpose()?;
+    let mut text = format!("{}: {}\n", case.id, case.title);
+    let mut records: Vec<WebRecord> = vec![];
+    let mut all_hold = true;
+    for mpm in mpms {
+        for variant in variants(case, &o.noise)? {
+            let setup = Setup {
+                mpm,
+                variant,
+                slots: o.slots.unwrap_or(case.slots),
+                seed: o.seed,
+                duration_s: o.duration_s,
+                set: o.set.clone(),
+            };
+            let names: Vec<_> = o.modes.iter().map(|m| m.name()).collect();
+            eprintln!(
+                "{} on {}, {} slots, noise {variant}: {} rounds of {} ({})",
+                case.id,
+                mpm.name(),
+                setup.slots,
+                o.runs,
+                names.join(", "),
+                install.versions().join(", ")
+            );
+            let of = run::run_rounds(&install, case, &o.modes, o.runs, &setup, |r| {
+                println!("{}", run::summary(r));
+                if let Some(file) = &mut json {
+                    writeln!(file, "{}", serde_json::to_string(r)?)?;
+                }
+                Ok(())
+            })?;
+            let plain: Vec<_> = of.iter().map(|w| w.record.clone()).collect();
+            text += &format!(
+                "\n## {}, {} slots, noise: {variant}\n\nMedians (smallest..largest); \"first cancel\" of observe is the would-be decision.\n\n{}\n",
+                mpm.name(),
+                setup.slots,
+                record::table(&plain)
+            );
+            for (holds, said) in run::judge(case, &setup, &of) {
+                all_hold &= holds;
+                text += &format!("- {} {said}\n", if holds { "holds:" } else { "FALLS SHORT:" });
+            }
+            records.extend(of);
+        }
+    }
+    println!("\n{text}");
+    if o.record {
+        let recorded = Recorded {
+            date: clock::today(),
+            command: &results::command_line(),
+            machine: machine::Machine::here(),
+            versions: install.versions(),
+            settings: base_settings().into_iter().chain(o.set.iter().cloned()).collect(),
+            results: &records,
+        };
+        results::record(&format!("httpd-{}", case.id), &recorded, &text)?;
+    }
+    Ok(all_hold)
+}

@@ -1,0 +1,8 @@
+//! httpd with PHP as a host: server control, a load of our own, cases, checks and overhead.
+pub mod cases;
+pub mod cli;
+pub mod client;
+pub mod install;
+pub mod load;
+pub mod run;
+pub mod server;

@@ -8,23 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What building PostgreSQL needs.
-pub const BUILD: &[&str] = &[
-    "gcc",
-    "libc6-dev",
-    "make",
-    "patch",
-    "bzip2",
-    "xz-utils",
-    "ccache",
-    "bison",
-    "flex",
-    "perl",
-    "libreadline-dev",
-    "zlib1g-dev",
-];
-/// What the overload cases need beside a server.
-pub const LOAD: &[&str] = &["sysbench"];
+/// What building any of the servers needs; each recipe names the rest.
+pub const BUILD: &[&str] = &["gcc", "libc6-dev", "make", "patch", "bzip2", "xz-utils", "ccache"];
+/// What the overload cases of each server need beside it: load, and the tools that Atropos is compared to.
+pub const LOAD_POSTGRESQL: &[&str] = &["sysbench"];
+pub const LOAD_MYSQL: &[&str] = &["sysbench", "percona-toolkit"];
+pub const LOAD_HTTPD: &[&str] = &["wrk", "libapache2-mod-qos"];
 /// What the library's own tests need: C and C++ compilers, libclang for bindgen, the demo's SQLite, cmake and
 /// pkg-config for the installed package.
 pub const TEST: &[&str] =
@@ -83,13 +72,20 @@ fn logged(label: &str, command: Command) -> Result<()> {
     Step { label, log: &log, expected: None, limit, watch: &mut |_| None }.run(command)
 }
 
+/// A Debian source package, and the suite it is in if that is not one of the system's own release.
+pub struct SourcePackage {
+    pub name: &'static str,
+    pub suite: Option<&'static str>,
+}
+
 /// Downloads the newest version of the source package that can still be had and returns its upstream tarball and
 /// version (`15.18`). Debian's own patches are not applied: `patches/` is made against upstream.
-pub fn source_tarball(package: &str) -> Result<(PathBuf, String)> {
-    let lists = PrivateLists::update()?;
+pub fn source_tarball(package: &SourcePackage) -> Result<(PathBuf, String)> {
+    let lists = PrivateLists::update(package.suite)?;
+    let package = package.name;
     let mut versions = lists.versions(package)?;
     if versions.is_empty() {
-        bail!("no source package {package} in the suites that this system's apt configuration names; give the sources with --source");
+        bail!("no source package {package} in {}; give the sources with --source", lists.about);
     }
     sort_newest_first(&mut versions)?;
     let dir = dirs::make(dirs::cache()?.join("download").join(package))?;
@@ -112,14 +108,18 @@ pub fn source_tarball(package: &str) -> Result<(PathBuf, String)> {
 /// Package lists of our own that hold the Debian suites' sources: the system's are not touched and need no deb-src.
 struct PrivateLists {
     options: Vec<String>,
+    /// Which suites they are of, in words.
+    about: String,
 }
 
 impl PrivateLists {
-    fn update() -> Result<Self> {
-        let dir = dirs::make(dirs::cache()?.join("apt"))?;
+    /// Of the system's own release, or of another suite from the same mirror.
+    fn update(suite: Option<&str>) -> Result<Self> {
+        let folder = suite.map_or("apt".into(), |suite| format!("apt-{suite}"));
+        let dir = dirs::make(dirs::cache()?.join(folder))?;
         dirs::make(dir.join("lists/partial"))?;
         let list = dir.join("sources.list");
-        std::fs::write(&list, deb_src_lines(&system_sources()?, &codename()?)?)?;
+        std::fs::write(&list, deb_src_lines(&system_sources()?, &codename()?, suite)?)?;
         let options = [
             format!("Dir::Etc::SourceList={}", list.display()),
             "Dir::Etc::SourceParts=/dev/null".into(),
@@ -130,10 +130,13 @@ impl PrivateLists {
             // The cache lies in a home that apt's sandbox user cannot enter.
             format!("APT::Sandbox::User={}", whoami()?),
         ];
-        let lists = PrivateLists { options: options.into_iter().flat_map(|o| ["-o".into(), o]).collect() };
+        let about = suite.map_or("the suites that this system's apt configuration names".into(), |suite| {
+            format!("Debian's suite {suite} on the mirror that this system uses")
+        });
+        let lists = PrivateLists { options: options.into_iter().flat_map(|o| ["-o".into(), o]).collect(), about };
         let mut command = lists.apt("apt-get");
         command.arg("update");
-        logged("read the source package lists", command)?;
+        logged("read the source package lists", command).with_context(|| format!("of {}", lists.about))?;
         Ok(lists)
     }
 
@@ -193,16 +196,19 @@ fn system_sources() -> Result<Vec<(String, String)>> {
 }
 
 /// `deb-src` lines for the distribution's own suites, with the mirrors, keys and components the system uses for its
-/// binaries. `sources`: file name and content, in the one-line (`.list`) or deb822 (`.sources`) format.
-fn deb_src_lines(sources: &[(String, String)], codename: &str) -> Result<String> {
+/// binaries. `sources`: file name and content, in the one-line (`.list`) or deb822 (`.sources`) format. With `other`
+/// that suite instead, from where the distribution's main one comes.
+fn deb_src_lines(sources: &[(String, String)], codename: &str, other: Option<&str>) -> Result<String> {
     let own = ["", "-updates", "-security"].map(|pocket| format!("{codename}{pocket}"));
     // `bookworm/updates` was the old spelling of the security suite.
     let is_own = |suite: &str| own.iter().any(|o| o == suite) || suite.strip_suffix("/updates") == Some(codename);
     let mut lines: Vec<String> = Vec::new();
     for (name, text) in sources {
         let entries = if name.ends_with(".sources") { parse_deb822(text) } else { parse_one_line(text) };
-        for entry in entries.iter().filter(|entry| is_own(&entry.suite)) {
-            let line = format!("deb-src {}{} {} {}\n", entry.options, entry.uri, entry.suite, entry.components);
+        let wanted = |suite: &str| if other.is_some() { suite == codename } else { is_own(suite) };
+        for entry in entries.iter().filter(|entry| wanted(&entry.suite)) {
+            let suite = other.unwrap_or(&entry.suite);
+            let line = format!("deb-src {}{} {suite} {}\n", entry.options, entry.uri, entry.components);
             if !lines.contains(&line) {
                 lines.push(line);
             }
@@ -328,7 +334,15 @@ mod tests {
         Enabled: no\nTypes: deb\nURIs: http://off.example/\nSuites: bookworm\nComponents: main\n";
 
     fn lines(name: &str, text: &str) -> String {
-        deb_src_lines(&[(name.into(), text.into())], "bookworm").unwrap()
+        deb_src_lines(&[(name.into(), text.into())], "bookworm", None).unwrap()
+    }
+
+    #[test]
+    fn another_suite_comes_once_from_the_mirror_of_the_main_one() {
+        assert_eq!(
+            deb_src_lines(&[("a.sources".into(), DEB822.into())], "bookworm", Some("sid")).unwrap(),
+            "deb-src [signed-by=/k/debian.gpg] http://mirror.example/debian sid main contrib\n"
+        );
     }
 
     #[test]
@@ -354,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_system_without_its_own_suite_is_an_error_that_offers_source() {
-        let error = deb_src_lines(&[("a.sources".into(), DEB822.into())], "trixie").unwrap_err();
+        let error = deb_src_lines(&[("a.sources".into(), DEB822.into())], "trixie", None).unwrap_err();
         assert!(error.to_string().contains("--source"), "{error}");
     }
 

@@ -1,8 +1,9 @@
 //! The overload cases and the benchmarks: what they need is made sure of here, the work is bench/'s.
 
-use crate::server::{self, Variants};
+use crate::server::{self, Server, Variants};
 use crate::{apt, dirs, progress};
-use anyhow::{bail, Result};
+use anyhow::{anyhow, bail, Result};
+use clap::ValueEnum;
 use std::process::Command;
 
 #[derive(clap::Args)]
@@ -35,8 +36,7 @@ pub enum Bench {
 pub fn case(args: &CaseArgs) -> Result<()> {
     // A list or a help text needs no server.
     if !args.args.iter().any(|arg| matches!(arg.as_str(), "--list" | "--help" | "-h")) {
-        server::ensure(Variants::Patched)?;
-        apt::ensure(apt::LOAD)?;
+        ensure(host(&args.args)?, Variants::Patched)?;
     }
     run_through(tool("case", &args.args))
 }
@@ -49,11 +49,41 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
             run_through(cargo)
         }
         Bench::Overhead { args } => {
-            server::ensure(Variants::All)?;
-            apt::ensure(apt::LOAD)?;
+            ensure(host(args)?, Variants::All)?;
             run_through(tool("overhead", args))
         }
     }
+}
+
+fn ensure(host: Server, variants: Variants) -> Result<()> {
+    server::ensure(host, variants)?;
+    apt::ensure(match host {
+        Server::Postgresql => apt::LOAD_POSTGRESQL,
+        Server::Mysql => apt::LOAD_MYSQL,
+        Server::Httpd => apt::LOAD_HTTPD,
+    })
+}
+
+/// Cases that exist on one host other than PostgreSQL only.
+const MYSQL_ONLY: &[&str] = &["c1", "c2"];
+const HTTPD_ONLY: &[&str] = &["c9", "x10"];
+
+/// The server that the tool will use for these arguments: `--host`, else the case's own.
+fn host(args: &[String]) -> Result<Server> {
+    let mut given = args.iter().skip_while(|arg| *arg != "--host").nth(1).map(String::as_str);
+    given = given.or_else(|| args.iter().find_map(|arg| arg.strip_prefix("--host=")));
+    if let Some(name) = given {
+        return Server::from_str(name, false).map_err(|_| {
+            let names: Vec<_> = Server::ALL.iter().map(|server| server.name()).collect();
+            anyhow!("--host {name}: it is one of {}", names.join(", "))
+        });
+    }
+    let names = |cases: &[&str]| args.iter().any(|arg| cases.contains(&arg.as_str()));
+    Ok(match () {
+        () if names(MYSQL_ONLY) => Server::Mysql,
+        () if names(HTTPD_ONLY) => Server::Httpd,
+        () => Server::Postgresql,
+    })
 }
 
 /// `cargo run --release -p atropos-bench -- <subcommand> …`, where the user stands: file names among the arguments
@@ -76,4 +106,27 @@ fn run_through(mut command: Command) -> Result<()> {
         bail!("`{}` failed ({status})", progress::shown(&command));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_is_the_one_named_or_the_case_s_own() {
+        for (args, expected) in [
+            ("c6 --mode all", Server::Postgresql),
+            ("x1", Server::Postgresql),
+            ("x1 --host mysql", Server::Mysql),
+            ("--host=httpd x5", Server::Httpd),
+            ("c1 --mode all", Server::Mysql),
+            ("c9 --variant busy", Server::Httpd),
+            ("x10", Server::Httpd),
+            ("c1 --host postgresql", Server::Postgresql),
+        ] {
+            let args: Vec<String> = args.split(' ').map(String::from).collect();
+            assert_eq!(host(&args).unwrap(), expected, "{args:?}");
+        }
+        assert!(host(&["--host".into(), "oracle".into()]).unwrap_err().to_string().contains("one of postgresql"));
+    }
 }

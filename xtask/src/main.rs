@@ -14,7 +14,7 @@ mod source;
 mod stamp;
 mod test;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, Context, Result};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -56,7 +56,10 @@ enum ServerTask {
     /// Run the server's own tests with our module in enforce mode
     Check(check::CheckArgs),
     /// Check that the patches are complete, documented and small
-    Lint { server: server::Server },
+    Lint {
+        /// All of them if none is named.
+        servers: Vec<server::Server>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::test(&args),
         Task::Server(ServerTask::Build(args)) => server::build(&args).map(success),
         Task::Server(ServerTask::Check(args)) => check::check(&args).map(success),
-        Task::Server(ServerTask::Lint { server: server::Server::Postgresql }) => lint().map(success),
+        Task::Server(ServerTask::Lint { servers }) => lint(&servers).map(success),
         Task::Case(args) => bench::case(&args).map(success),
         Task::Demo(args) => demo::run(&args).map(success),
         Task::Bench(args) => bench::bench(&args).map(success),
@@ -82,22 +85,22 @@ fn success(_: ()) -> ExitCode {
 }
 
 /// Every release series that has patches.
-fn lint() -> Result<()> {
+fn lint(servers: &[server::Server]) -> Result<()> {
     let mut problems = Vec::new();
-    let mut series_dirs: Vec<_> = std::fs::read_dir(dirs::workspace().join("patches/postgresql"))?
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<Result<_, _>>()?;
-    series_dirs.sort();
-    for dir in series_dirs.iter().filter(|path| path.is_dir()) {
-        let series = patches::Series::read(dir)?;
-        let (found, added) = series.lint()?;
-        println!(
-            "{}: {} patches, {added} lines added (at most {})",
-            dir.display(),
-            series.len(),
-            patches::MAX_ADDED_LINES
-        );
-        problems.extend(found);
+    for server in if servers.is_empty() { &server::Server::ALL } else { servers } {
+        let all = dirs::workspace().join("patches").join(server.name());
+        let mut series_dirs: Vec<_> = std::fs::read_dir(&all)
+            .with_context(|| format!("no patches for {}: {}", server.name(), all.display()))?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<_, _>>()?;
+        series_dirs.sort();
+        for dir in series_dirs.iter().filter(|path| path.is_dir()) {
+            let most = server.recipe().max_added_lines;
+            let series = patches::Series::read(dir)?;
+            let (found, added) = series.lint(most)?;
+            println!("{}: {} patches, {added} lines added (at most {most})", dir.display(), series.len());
+            problems.extend(found);
+        }
     }
     if !problems.is_empty() {
         bail!("patch lint:\n    {}", problems.join("\n    "));

@@ -6,8 +6,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A series holds tracepoints only; whoever needs more lines is putting logic into the core.
-pub const MAX_ADDED_LINES: usize = 79;
 /// DEP-3 fields; each group needs one of its names.
 const HEADERS: &[&[&str]] =
     &[&["Description", "Subject"], &["Author", "From", "Origin"], &["Forwarded"], &["Last-Update"]];
@@ -40,21 +38,11 @@ impl Series {
 
     /// Applies all in order. Point releases move lines: an offset and a little fuzz pass, a failed hunk does not.
     pub fn apply(&self, tree: &Path, log: &Path) -> Result<()> {
-        let mut log = std::fs::File::options().create(true).append(true).open(log)?;
         for name in &self.names {
-            let patch = self.dir.join(name);
-            let out = Command::new("patch")
-                .current_dir(tree)
-                .args(["-p1", "--forward", "--batch", "--fuzz=2", "--no-backup-if-mismatch", "-i"])
-                .arg(&patch)
-                .output()
-                .context("cannot start `patch`")?;
-            log.write_all(&out.stdout)?;
-            if !out.status.success() {
+            if let Err(output) = self.patch(name, "--forward", tree, log)? {
                 bail!(
-                    "{} does not apply to these sources:\n{}refresh the patch for this release, or use the release that {} is made for",
-                    patch.display(),
-                    String::from_utf8_lossy(&out.stdout),
+                    "{} does not apply to these sources:\n{output}refresh the patch for this release, or use the release that {} is made for",
+                    self.dir.join(name).display(),
                     self.dir.display()
                 );
             }
@@ -62,8 +50,54 @@ impl Series {
         Ok(())
     }
 
+    /// The reverse of `apply`, on a tree that it was applied to.
+    pub fn take_back(&self, tree: &Path, log: &Path) -> Result<()> {
+        for name in self.names.iter().rev() {
+            if let Err(output) = self.patch(name, "--reverse", tree, log)? {
+                bail!("{name} cannot be taken back from {}:\n{output}", tree.display());
+            }
+        }
+        Ok(())
+    }
+
+    /// The inner error is what `patch` said when a hunk failed.
+    fn patch(&self, name: &str, direction: &str, tree: &Path, log: &Path) -> Result<std::result::Result<(), String>> {
+        let out = Command::new("patch")
+            .current_dir(tree)
+            .args(["-p1", direction, "--batch", "--fuzz=2", "--no-backup-if-mismatch", "-i"])
+            .arg(self.dir.join(name))
+            .output()
+            .context("cannot start `patch`")?;
+        std::fs::File::options().create(true).append(true).open(log)?.write_all(&out.stdout)?;
+        Ok(if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stdout).into_owned()) })
+    }
+
+    /// The series with its patches, into a new folder.
+    pub fn copy_to(&self, dir: &Path) -> Result<()> {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        std::fs::write(dir.join("series"), self.names.join("\n") + "\n")?;
+        for name in &self.names {
+            std::fs::copy(self.dir.join(name), dir.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// The files that the patches change or add, each once.
+    pub fn touched(&self) -> Result<Vec<String>> {
+        let mut files: Vec<String> = Vec::new();
+        for name in &self.names {
+            let path = self.dir.join(name);
+            let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let changed = text.lines().filter_map(|line| line.strip_prefix("+++ b/"));
+            files.extend(changed.map(|rest| rest.split('\t').next().unwrap_or(rest).trim().to_string()));
+        }
+        files.sort();
+        files.dedup();
+        Ok(files)
+    }
+
     /// What is wrong with the series, one line each, and how many lines it adds.
-    pub fn lint(&self) -> Result<(Vec<String>, usize)> {
+    pub fn lint(&self, max_added_lines: usize) -> Result<(Vec<String>, usize)> {
         let mut problems = Vec::new();
         let mut added = 0;
         for (i, name) in self.names.iter().enumerate() {
@@ -87,13 +121,19 @@ impl Series {
                 problems.push(format!("{name} lies beside the series, which does not name it"));
             }
         }
-        if added > MAX_ADDED_LINES {
+        // A series holds tracepoints only; whoever needs more lines is putting logic into the core.
+        if added > max_added_lines {
             problems.push(format!(
-                "{added} lines added, at most {MAX_ADDED_LINES} may be: move what is no tracepoint into hosts/"
+                "{added} lines added, at most {max_added_lines} may be: move what is no tracepoint into hosts/"
             ));
         }
         Ok((problems, added))
     }
+}
+
+/// Compiled by itself, unlike a header.
+pub fn is_source(file: &str) -> bool {
+    [".c", ".cc", ".cpp"].iter().any(|end| file.ends_with(end))
 }
 
 fn added_lines(patch: &str) -> impl Iterator<Item = &str> {
@@ -146,7 +186,7 @@ mod tests {
     #[test]
     fn a_clean_series_passes_and_counts_added_lines_only() {
         let dir = temp("clean");
-        let lint = series(&dir, &[("series", "# order\na.patch\n"), ("a.patch", GOOD)]).lint().unwrap();
+        let lint = series(&dir, &[("series", "# order\na.patch\n"), ("a.patch", GOOD)]).lint(1).unwrap();
         assert_eq!(lint, (vec![], 1));
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -155,14 +195,14 @@ mod tests {
     fn each_fault_is_named() {
         let dir = temp("faults");
         let bad = GOOD.replace("Author: A\n", "").replace("+two", "+two ");
-        let long = format!("{GOOD}{}", "+x\n".repeat(MAX_ADDED_LINES));
+        let long = format!("{GOOD}{}", "+x\n".repeat(9));
         let files = [
             ("series", "a.patch\nb.patch\nb.patch\ngone.patch"),
             ("a.patch", bad.as_str()),
             ("b.patch", &long),
             ("c.patch", GOOD),
         ];
-        let problems = series(&dir, &files).lint().unwrap().0.join("\n");
+        let problems = series(&dir, &files).lint(9).unwrap().0.join("\n");
         for what in [
             "a.patch: no DEP-3 header `Author`",
             "a.patch: added line ends",
@@ -182,6 +222,9 @@ mod tests {
         let one = series(&dir, &[("series", "a.patch"), ("a.patch", GOOD), ("f.c", "0\n0\nA\nb\none\nthree\nc\nd\n")]);
         one.apply(&dir, &dir.join("log")).unwrap();
         assert_eq!(std::fs::read_to_string(dir.join("f.c")).unwrap(), "0\n0\nA\nb\none\ntwo\nthree\nc\nd\n");
+        assert_eq!(one.touched().unwrap(), ["f.c"]);
+        one.take_back(&dir, &dir.join("log")).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.join("f.c")).unwrap(), "0\n0\nA\nb\none\nthree\nc\nd\n");
         std::fs::write(dir.join("f.c"), "a\nb\nONE\nTHREE\nc\nd\n").unwrap();
         let error = one.apply(&dir, &dir.join("log")).unwrap_err().to_string();
         assert!(error.contains("a.patch does not apply") && error.contains("f.c"), "{error}");

@@ -72,6 +72,14 @@ impl Progress {
     }
 }
 
+/// Work without output of its own, behind a line that is drawn once and tells the time it took.
+pub fn during<T>(label: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let progress = Progress::start(label, None);
+    let done = work();
+    progress.finish(done.is_ok(), "");
+    done
+}
+
 /// `m:ss`
 pub fn clock(duration: Duration) -> String {
     let s = duration.as_secs();

@@ -18,13 +18,13 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn given(path: &Path) -> Result<Self> {
+    /// `version` reads the release out of a tree, and so tells whether a folder is one.
+    pub fn given(path: &Path, version: fn(&Path) -> Result<String>) -> Result<Self> {
         let path = path.canonicalize().with_context(|| format!("--source {}", path.display()))?;
         let mut stamp = Stamp::default();
         if path.is_dir() {
-            if !path.join("configure").is_file() {
-                bail!("--source {}: no `configure` there; give the top folder of the server's sources", path.display());
-            }
+            version(&path)
+                .with_context(|| format!("--source {}: give the top folder of the server's sources", path.display()))?;
             stamp.tree(&path)?;
         } else {
             stamp.file(&path)?;
@@ -33,17 +33,17 @@ impl Source {
     }
 
     /// The tarball downloaded earlier, unless `refresh` asks for the newest point release.
-    pub fn debian(package: &str, refresh: bool) -> Result<Self> {
-        let record = dirs::cache()?.join("download").join(package).join("chosen.json");
+    pub fn debian(package: &apt::SourcePackage, refresh: bool) -> Result<Self> {
+        let record = dirs::cache()?.join("download").join(package.name).join("chosen.json");
         if !refresh {
-            if let Some(source) = Self::recorded(package, &record) {
+            if let Some(source) = Self::recorded(package.name, &record) {
                 return Ok(source);
             }
         }
         let (path, version) = apt::source_tarball(package)?;
         let id = Stamp::default().file(&path)?.hex();
         std::fs::write(&record, json!({ "version": version, "path": path, "id": id }).to_string())?;
-        Self::recorded(package, &record).context("the download does not match its own record: is the disk full?")
+        Self::recorded(package.name, &record).context("the download does not match its own record: is the disk full?")
     }
 
     fn recorded(package: &str, record: &Path) -> Option<Self> {
@@ -82,7 +82,7 @@ impl Source {
 }
 
 /// `15.18` out of an autoconf `configure`.
-pub fn version(tree: &Path) -> Result<String> {
+pub fn autoconf_version(tree: &Path) -> Result<String> {
     let path = tree.join("configure");
     let text = std::fs::read(&path).with_context(|| format!("{}: these are no server sources", path.display()))?;
     let text = String::from_utf8_lossy(&text);

@@ -1,32 +1,13 @@
 //! PostgreSQL's own regression tests (what `make check` runs) on the patched server with our module
 //! loaded.
 
+use super::{CheckArgs, Suite};
 use crate::progress::{Ended, Step};
-use crate::server::{self, Server, Variant, Variants};
+use crate::server::{Server, Variant};
 use crate::{dirs, progress};
-use anyhow::{bail, Context, Result};
-use clap::ValueEnum;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use anyhow::{bail, Result};
+use std::path::Path;
 use std::time::Duration;
-
-#[derive(clap::Args)]
-pub struct CheckArgs {
-    pub server: Server,
-    #[arg(long, value_enum, default_value = "regress")]
-    pub suite: Suite,
-    /// Further settings of the server under test, e.g. `atropos.slo=50ms`.
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    pub settings: Vec<String>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Suite {
-    /// SQL in all its parts, with the module in enforce mode
-    Regress,
-    /// concurrent sessions that block each other, with the module in observe mode
-    Isolation,
-}
 
 /// pg_regress and pg_isolation_regress make a cluster of their own, start it, and compare each test's output.
 /// They are called as `make check` calls them, but out of a copy that the server user owns, since servers do not run as root.
@@ -119,11 +100,10 @@ impl Suite {
 const MAX_WORKER_PROCESSES: u32 = 8 + 1;
 
 pub fn check(args: &CheckArgs) -> Result<()> {
-    let Server::Postgresql = args.server;
-    server::ensure(Variants::Patched)?;
+    let recipe = Server::Postgresql.recipe();
     let suite = args.suite.layout();
     let work = dirs::shared()?.join("check").join(suite.name);
-    copy_suite(&server::tree(Variant::Patched)?.join("src/test").join(suite.name), &work)?;
+    copy_suite(&recipe.tree(Variant::Patched)?.join("src/test").join(suite.name), &work)?;
     let decisions = work.join("decisions.jsonl");
     let config = work.join("temp.conf");
     let mut text = format!(
@@ -131,9 +111,8 @@ pub fn check(args: &CheckArgs) -> Result<()> {
         suite.mode,
         decisions.display()
     );
-    for setting in &args.settings {
-        let (name, value) = setting.split_once('=').with_context(|| format!("--set {setting}: give NAME=VALUE"))?;
-        text += &format!("{} = '{}'\n", name.trim(), value.trim().replace('\'', "''"));
+    for (name, value) in super::settings(args)? {
+        text += &format!("{name} = '{}'\n", value.replace('\'', "''"));
     }
     std::fs::write(&config, text)?;
     let [test, test_text, expected, expected_text] = suite.witness;
@@ -142,7 +121,7 @@ pub fn check(args: &CheckArgs) -> Result<()> {
 
     let mut command = dirs::as_server_user(&work.join(suite.driver));
     command.current_dir(&work).env("LC_ALL", "C").args(["--temp-instance=./tmp_check", "--inputdir=."]);
-    command.arg(format!("--bindir={}", server::prefix(Variant::Patched)?.join("bin").display()));
+    command.arg(format!("--bindir={}", recipe.prefix(Variant::Patched)?.join("bin").display()));
     command.arg(format!("--temp-config={}", config.display())).args(suite.options);
     command.arg(format!("--schedule={}", suite.schedule)).arg(WITNESS);
 
@@ -211,28 +190,13 @@ fn report(results: &Results, ended: &Ended, work: &Path, log: &Path, decisions: 
 }
 
 /// A fresh copy that the server user owns.
-fn copy_suite(from: &Path, work: &PathBuf) -> Result<()> {
+fn copy_suite(from: &Path, work: &Path) -> Result<()> {
     if !from.is_dir() {
         bail!("{} is not there: build the server anew (cargo xtask server build postgresql)", from.display());
     }
-    if work.exists() {
-        std::fs::remove_dir_all(work).with_context(|| {
-            format!("cannot remove {}; does a server of an earlier run still run there?", work.display())
-        })?;
-    }
-    dirs::make(work.parent().expect("lies in check/").to_path_buf())?;
-    let mut commands = vec![("cp", vec!["-a".into(), from.as_os_str().to_owned(), work.as_os_str().to_owned()])];
-    if dirs::is_root() {
-        let owner = format!("{0}:{0}", dirs::SERVER_USER);
-        commands.push(("chown", vec!["-R".into(), owner.into(), work.as_os_str().to_owned()]));
-    }
-    for (program, args) in commands {
-        let out = Command::new(program).args(args).output()?;
-        if !out.status.success() {
-            bail!("{program}: {}", String::from_utf8_lossy(&out.stderr));
-        }
-    }
-    Ok(())
+    super::remove_work(work)?;
+    super::run("cp", ["-a".as_ref(), from.as_ref(), work.as_ref()])?;
+    super::give_away(work)
 }
 
 #[cfg(test)]

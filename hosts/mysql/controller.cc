@@ -124,7 +124,6 @@ static void *controller_main(void *) {
   while (!stop_asked) {
     wake_asked = false;
     lock.unlock();
-    atm_sample_progress();
     const int rc = atropos_controller_tick();
     atm_log_flush();
     if (rc != last_rc && rc != ATROPOS_OK && rc != ATROPOS_E_NOT_LEADER) {

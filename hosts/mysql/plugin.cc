@@ -8,13 +8,18 @@
  */
 #include "surface.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <cmath>
 #include <cstdarg>
-#include <memory>
+#include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "mysql/strings/m_ctype.h"
@@ -89,19 +94,26 @@ static int refuse(SYS_VAR *var, const std::string &value, const char *format, ..
   return 1;
 }
 
-/* The value as the user wrote it. */
-static std::string text_of(st_mysql_value *value) {
+/* The value as the user wrote it; false for NULL. */
+static bool get_text(st_mysql_value *value, std::string *text) {
   char buf[256];
   int length = sizeof buf;
-  const char *text = value->val_str(value, buf, &length);
-  return text != nullptr ? std::string(text, length) : "NULL";
+  const char *bytes = value->val_str(value, buf, &length);
+  *text = bytes != nullptr ? std::string(bytes, length) : "NULL";
+  return bytes != nullptr;
+}
+
+static std::string text_of(st_mysql_value *value) {
+  std::string text;
+  get_text(value, &text);
+  return text;
 }
 
 static int check_double(THD *, SYS_VAR *var, void *save, st_mysql_value *value) {
   const auto *self = reinterpret_cast<const sysvar_double_t *>(var);
   double number;
   if (value->val_real(value, &number) != 0 || !(number >= self->min_val && number <= self->max_val))
-    return refuse(var, text_of(value), "It must be a number from %g to %g.", self->min_val, self->max_val);
+    return refuse(var, text_of(value), "It must be a number from %.10g to %.10g.", self->min_val, self->max_val);
   *static_cast<double *>(save) = number;
   return 0;
 }
@@ -163,9 +175,16 @@ static bool is_log_name(std::string_view name) {
 static constexpr const char *kLogNameRule = "The name must end in .jsonl or .log.";
 
 static int check_decision_log(THD *thd, SYS_VAR *var, void *save, st_mysql_value *value) {
-  const std::string text = text_of(value);
+  std::string text;
+  if (!get_text(value, &text)) return refuse(var, text, "Empty means none.");
   if (text.size() >= FN_REFLEN) return refuse(var, text, "The name is longer than %d bytes.", FN_REFLEN - 1);
   if (!is_log_name(text)) return refuse(var, text, kLogNameRule);
+  if (!text.empty()) {
+    /* As the library will open it; it only learns with the first decision that it cannot. */
+    const int file = open(text.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (file < 0) return refuse(var, text, "It cannot be opened: %s.", std::system_category().message(errno).c_str());
+    close(file);
+  }
   *static_cast<const char **>(save) = thd_strmake(thd, text.data(), text.size());
   return 0;
 }
@@ -261,10 +280,9 @@ static void use_accounts(std::vector<Account> &&accounts) {
 }
 
 static int check_protect_users(THD *thd, SYS_VAR *var, void *save, st_mysql_value *value) {
-  const std::string text = text_of(value);
+  std::string text, error = "Empty means nobody.";
   std::vector<Account> accounts;
-  std::string error;
-  if (!parse_accounts(text.c_str(), &accounts, &error)) return refuse(var, text, "%s", error.c_str());
+  if (!get_text(value, &text) || !parse_accounts(text.c_str(), &accounts, &error)) return refuse(var, text, "%s", error.c_str());
   *static_cast<const char **>(save) = thd_strmake(thd, text.data(), text.size());
   return 0;
 }

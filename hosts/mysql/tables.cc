@@ -116,11 +116,12 @@ class Row {
   Row &real(const Value &value) {
     if (!value.IsNumber()) return null();
     table_->field[column_]->set_notnull();
-    next()->store(value.GetDouble());
+    next()->store(rounded(value.GetDouble()));
     return *this;
   }
+  /* For columns that cannot be NULL. */
   Row &real(const Value &value, double unit) {
-    next()->store(value.IsNumber() ? value.GetDouble() / unit : 0);
+    next()->store(value.IsNumber() ? rounded(value.GetDouble() / unit) : 0);
     return *this;
   }
   Row &yes_no(const Value &value) { return text(value.IsTrue() ? "YES" : "NO"); }
@@ -136,6 +137,8 @@ class Row {
 
  private:
   Field *next() { return table_->field[column_++]; }
+  /* What is shown are milliseconds and shares: three digits behind the point say it all. */
+  static double rounded(double value) { return std::round(value * 1000) / 1000; }
   Row &null() {
     next()->set_null();
     return *this;

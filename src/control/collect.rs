@@ -8,6 +8,7 @@ use super::window::*;
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
 use crate::region::Region;
+use crate::trace::view::{Held, RunningWait, Totals, TraceView};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Samples per window.
@@ -21,42 +22,13 @@ const UNTRACKED_SHOWN: u64 = 64;
 const USUAL_EVERY_NS: u64 = 1_000_000_000;
 const USUAL_LEAST: u64 = 20;
 
-#[derive(Clone, Copy, Default)]
-struct ResourceTotals {
-    wait_ns: u64,
-    hold_ns: u64,
-    acquired: u64,
-    evicted: u64,
-}
-
 /// Everything that only grows, at one time.
 struct Sample {
     at_ns: u64,
     /// Measured only while an overload is suspected: reading every task's cells costs most of a tick.
-    resources: Option<[ResourceTotals; MAX_RESOURCES]>,
+    resources: Option<Totals>,
     classes: BTreeMap<u16, Vec<u32>>,
     slot_exec_ns: Vec<u64>,
-}
-
-/// One worker's state, read at one moment.
-#[derive(Clone, Default)]
-struct TraceView {
-    wait: Option<(u32, u64, u64)>,
-    blocked_by: u64,
-    /// `held_ns` is the time it was taken, until `add_trace` makes a duration of it.
-    holdings: Vec<Holding>,
-    progress: (u64, u64),
-    /// Time in ended waits, in units of 2^WAITED_SHIFT ns, modulo 2^32.
-    waited: u32,
-}
-
-impl TraceView {
-    /// How long it waited since `start_ns`, when `waited` read `before`; the wait that runs counts too.
-    fn waited_since(&self, before: u32, start_ns: u64, now_ns: u64) -> u64 {
-        let ended = (self.waited.wrapping_sub(before) as u64) << WAITED_SHIFT;
-        let running = self.wait.map_or(0, |w| now_ns.saturating_sub(w.2.max(start_ns)));
-        (ended + running).min(now_ns.saturating_sub(start_ns))
-    }
 }
 
 /// Times noted while nobody refreshed the cached clock: they may be anywhere between its last value and the next.
@@ -124,10 +96,10 @@ impl Collector {
         }
         let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
         self.usual_at_ns = now_ns;
-        let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
+        let mut totals = Totals::default();
         let tasks = region.tasks().iter().take(region.header().tasks_used.load(Acquire) as usize).map(|t| &t.trace);
         let workers = region.workers().iter().take(region.header().workers_used.load(Acquire) as usize);
-        tasks.chain(workers.map(|w| &w.trace)).for_each(|trace| add_totals(trace, &mut totals));
+        tasks.chain(workers.map(|w| &w.trace)).for_each(|trace| trace.add_totals(&mut totals));
         for (usual, total) in self.usual.iter_mut().zip(&totals) {
             let held_ns = grown(total.hold_ns, usual.total_hold_ns);
             let acquired = grown(total.acquired, usual.total_acquired);
@@ -144,13 +116,13 @@ impl Collector {
     /// Adds the resources' totals to the newest sample, so that the next detailed window can begin there.
     pub fn measure_resources(&mut self, region: &Region) {
         let since_ns = region.header().clock.tracing_since_ns();
-        let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
+        let mut totals = Totals::default();
         let Some(now_ns) = self.samples.back().map(|s| s.at_ns) else { return };
         let used = region.header().tasks_used.load(Acquire) as usize;
         let tasks = region.tasks().iter().take(used);
         let traces = tasks.map(|slot| (slot.state.load(Acquire) & 3 == ACTIVE, &slot.trace));
         for (live, trace) in traces.chain(region.live_workers().map(|w| (true, &w.trace))) {
-            add_totals(trace, &mut totals);
+            trace.add_totals(&mut totals);
             if live {
                 add_running(&self.read_trace(region, trace, since_ns), now_ns, &mut totals);
             }
@@ -171,7 +143,7 @@ impl Collector {
             classes: class_totals(region),
             slot_exec_ns: Vec::with_capacity(used),
         };
-        let mut totals = [ResourceTotals::default(); MAX_RESOURCES];
+        let mut totals = Totals::default();
         let mut window = Window { now_ns, ..Window::default() };
         let mut in_flight: [Vec<u64>; MAX_CLASSES] = Default::default();
         let mut views: Vec<(TaskView, u64, usize)> = Vec::with_capacity(if detailed { used } else { 0 });
@@ -196,7 +168,7 @@ impl Collector {
             if !detailed {
                 continue;
             }
-            add_totals(&slot.trace, &mut totals);
+            slot.trace.add_totals(&mut totals);
             if !live {
                 continue;
             }
@@ -234,7 +206,7 @@ impl Collector {
         }
         if detailed {
             for worker in region.live_workers() {
-                add_totals(&worker.trace, &mut totals);
+                worker.trace.add_totals(&mut totals);
                 let trace = self.read_trace(region, &worker.trace, since_ns);
                 add_running(&trace, now_ns, &mut totals);
                 let task = worker.task.load(Relaxed);
@@ -309,48 +281,16 @@ impl Collector {
         window
     }
 
-    /// A consistent view of one worker; leftovers from before `since_ns` are left out.
+    /// A view of one worker; leftovers from before `since_ns` are left out.
     fn read_trace(&self, region: &Region, trace: &Trace, since_ns: u64) -> TraceView {
-        let read = || {
-            let waited = (trace.waited_ns.load(Relaxed) >> WAITED_SHIFT) as u32;
-            let mut view = TraceView { waited, ..TraceView::default() };
-            let resource = trace.wait_resource.load(Relaxed);
-            let start_ns = trace.wait_start_ns.load(Relaxed);
-            if resource != 0 && (resource as usize) < MAX_RESOURCES && start_ns >= since_ns {
-                view.wait = Some((resource, trace.wait_instance.load(Relaxed), start_ns));
-                view.blocked_by = trace.blocked_by.load(Relaxed);
-            }
-            view.progress = (trace.progress_done.load(Relaxed), trace.progress_total.load(Relaxed));
-            let mut rest = trace.occupied.load(Relaxed);
-            view.holdings.reserve_exact(rest.count_ones() as usize);
-            while rest != 0 {
-                let i = rest.trailing_zeros() as usize;
-                let held = &trace.held[i];
-                let since = held.since_ns.load(Relaxed);
-                let resource = held.resource.load(Relaxed);
-                if since >= since_ns && (resource as usize) < MAX_RESOURCES {
-                    let (instance, amount) = (held.instance.load(Relaxed), held.amount.load(Relaxed));
-                    let before = held.waited.load(Relaxed);
-                    let waited_ns = (waited.wrapping_sub(before) as u64) << WAITED_SHIFT;
-                    view.holdings.push(Holding { resource, instance, amount, held_ns: since, waited_ns });
-                }
-                rest &= rest - 1;
-            }
-            view
-        };
-        // Writers finish within nanoseconds; one that was descheduled half-way is read as it is, every value by itself
-        // being one that was once true.
-        let mut view = trace.seq.read(8, read).unwrap_or_else(|| {
+        let (mut view, stable) = trace.view(since_ns);
+        if !stable {
             region.header().counters.unstable_reads.fetch_add(1, Relaxed);
-            read()
-        });
+        }
         if !self.gaps.is_empty() {
-            if let Some(wait) = &mut view.wait {
-                wait.2 = self.corrected(wait.2);
-            }
-            for holding in &mut view.holdings {
-                holding.held_ns = self.corrected(holding.held_ns);
-            }
+            let times =
+                view.wait.iter_mut().map(|w| &mut w.since_ns).chain(view.held.iter_mut().map(|h| &mut h.since_ns));
+            times.for_each(|t| *t = self.corrected(*t));
         }
         view
     }
@@ -363,27 +303,14 @@ fn untracked(entry: &ResourceEntry, now_ns: u64) -> (u64, u64) {
     (waiting, if waiting > 0 { entry.queue_oldest_wait_ns.load(Relaxed) } else { 0 })
 }
 
-fn add_totals(trace: &Trace, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
-    let mut rest = trace.touched.load(Acquire);
-    while rest != 0 {
-        let r = rest.trailing_zeros() as usize;
-        let (cell, total) = (&trace.cells[r], &mut totals[r]);
-        total.wait_ns = total.wait_ns.wrapping_add(cell.wait_ns.load(Relaxed));
-        total.hold_ns = total.hold_ns.wrapping_add(cell.hold_ns.load(Relaxed));
-        total.acquired = total.acquired.wrapping_add(cell.acquired.load(Relaxed));
-        total.evicted = total.evicted.wrapping_add(cell.evicted.load(Relaxed));
-        rest &= rest - 1;
+fn add_running(trace: &TraceView, now_ns: u64, totals: &mut Totals) {
+    if let Some(wait) = trace.wait {
+        let total = &mut totals[wait.resource as usize].wait_ns;
+        *total = total.wrapping_add(now_ns.saturating_sub(wait.since_ns));
     }
-}
-
-fn add_running(trace: &TraceView, now_ns: u64, totals: &mut [ResourceTotals; MAX_RESOURCES]) {
-    if let Some((resource, _, start_ns)) = trace.wait {
-        let total = &mut totals[resource as usize].wait_ns;
-        *total = total.wrapping_add(now_ns.saturating_sub(start_ns));
-    }
-    for h in &trace.holdings {
-        let total = &mut totals[h.resource as usize].hold_ns;
-        *total = total.wrapping_add(now_ns.saturating_sub(h.held_ns));
+    for held in &trace.held {
+        let total = &mut totals[held.resource as usize].hold_ns;
+        *total = total.wrapping_add(now_ns.saturating_sub(held.since_ns));
     }
 }
 
@@ -414,22 +341,27 @@ fn class_totals(region: &Region) -> BTreeMap<u16, Vec<u32>> {
     classes
 }
 
-fn add_trace(view: &mut TaskView, mut trace: TraceView, now_ns: u64, edges: &mut Vec<Edge>) {
-    if let Some((resource, instance, start_ns)) = trace.wait {
-        view.waits.push(Wait { resource, instance, waited_ns: now_ns.saturating_sub(start_ns) });
-        if trace.blocked_by != 0 {
-            let blocker = trace.blocked_by;
-            edges.push(Edge { waiter: view.id, blocker, kind: EdgeKind::Holds, resource, instance });
+fn add_trace(view: &mut TaskView, trace: TraceView, now_ns: u64, edges: &mut Vec<Edge>) {
+    if let Some(RunningWait { resource, instance, since_ns, blocked_by }) = trace.wait {
+        view.waits.push(Wait { resource, instance, waited_ns: now_ns.saturating_sub(since_ns) });
+        if blocked_by != 0 {
+            edges.push(Edge { waiter: view.id, blocker: blocked_by, kind: EdgeKind::Holds, resource, instance });
         }
     }
-    let waits_since_ns = trace.wait.map_or(now_ns, |w| w.2);
-    for h in &mut trace.holdings {
+    let waits_since_ns = trace.wait.map_or(now_ns, |w| w.since_ns);
+    let holding = |h: Held| {
+        let held_ns = now_ns.saturating_sub(h.since_ns);
         // The wait that runs counts too.
-        h.waited_ns += now_ns.saturating_sub(waits_since_ns.max(h.held_ns));
-        h.held_ns = now_ns.saturating_sub(h.held_ns);
-        h.waited_ns = h.waited_ns.min(h.held_ns);
-    }
-    add_holdings(&mut view.holdings, trace.holdings);
+        let waited_ns = h.waited_ns + now_ns.saturating_sub(waits_since_ns.max(h.since_ns));
+        Holding {
+            resource: h.resource,
+            instance: h.instance,
+            amount: h.amount,
+            held_ns,
+            waited_ns: waited_ns.min(held_ns),
+        }
+    };
+    add_holdings(&mut view.holdings, trace.held.into_iter().map(holding).collect());
 }
 
 /// Several workers of one task may hold the same thing: it is the task's, since the first of them.

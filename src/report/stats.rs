@@ -4,6 +4,7 @@ use super::json::Json;
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
 use crate::region::{text, Region};
+use crate::trace::view::Totals;
 
 /// Names of the controller's states, by number.
 pub const STATES: [&str; 4] = ["learning", "normal", "suspected", "overload"];
@@ -26,7 +27,8 @@ pub fn json(region: &Region) -> String {
         .end();
 
     let since_ns = h.clock.tracing_since_ns();
-    let mut totals = [(0u64, 0u64, 0u64, 0u64, 0u32, 0u32); MAX_RESOURCES];
+    let mut totals = Totals::default();
+    let (mut holders, mut waiters) = ([0u32; MAX_RESOURCES], [0u32; MAX_RESOURCES]);
     let mut tasks = Json::array();
     let mut lost = 0u64;
     let mut unmatched = 0u64;
@@ -34,12 +36,7 @@ pub fn json(region: &Region) -> String {
     let traces = region.tasks().iter().take(used).map(|t| &t.trace);
     let workers = region.workers().iter().take(h.workers_used.load(Acquire) as usize).map(|w| &w.trace);
     for trace in traces.chain(workers) {
-        for (cell, total) in trace.cells.iter().zip(&mut totals) {
-            total.0 = total.0.wrapping_add(cell.wait_ns.load(Relaxed));
-            total.1 = total.1.wrapping_add(cell.hold_ns.load(Relaxed));
-            total.2 = total.2.wrapping_add(cell.acquired.load(Relaxed));
-            total.3 = total.3.wrapping_add(cell.evicted.load(Relaxed));
-        }
+        trace.add_totals(&mut totals);
         lost += trace.holdings_lost.load(Relaxed) as u64;
         unmatched += trace.releases_unmatched.load(Relaxed) as u64;
     }
@@ -50,22 +47,22 @@ pub fn json(region: &Region) -> String {
         let own_workers = region.live_workers().filter(|w| w.task.load(Relaxed) == id);
         families.extend(own_workers.map(|w| &w.trace));
         for trace in families {
-            let (held, wait) = read(trace, since_ns);
-            for (resource, instance, since, amount) in held {
-                totals[resource].4 += 1;
+            let (view, _) = trace.view(since_ns);
+            for held in view.held {
+                holders[held.resource as usize] += 1;
                 let item = Json::object()
-                    .text("resource", &name(h, resource))
-                    .int("instance", instance)
-                    .int("amount", amount)
-                    .float("held_ms", millis(now_ns.saturating_sub(since)));
+                    .text("resource", &name(h, held.resource))
+                    .int("instance", held.instance)
+                    .int("amount", held.amount)
+                    .float("held_ms", millis(now_ns.saturating_sub(held.since_ns)));
                 holds = holds.push(&item.end());
             }
-            if let Some((resource, instance, start)) = wait {
-                totals[resource].5 += 1;
+            if let Some(wait) = view.wait {
+                waiters[wait.resource as usize] += 1;
                 let item = Json::object()
-                    .text("resource", &name(h, resource))
-                    .int("instance", instance)
-                    .float("waited_ms", millis(now_ns.saturating_sub(start)));
+                    .text("resource", &name(h, wait.resource))
+                    .int("instance", wait.instance)
+                    .float("waited_ms", millis(now_ns.saturating_sub(wait.since_ns)));
                 waits = waits.push(&item.end());
             }
         }
@@ -100,12 +97,12 @@ pub fn json(region: &Region) -> String {
                 .int("id", id)
                 .text("name", &entry.name())
                 .text("type", kind)
-                .float("wait_ms", millis(t.0))
-                .float("hold_ms", millis(t.1))
-                .int("acquired", t.2)
-                .int("evicted", t.3)
-                .int("holders", t.4)
-                .int("waiters", t.5)
+                .float("wait_ms", millis(t.wait_ns))
+                .float("hold_ms", millis(t.hold_ns))
+                .int("acquired", t.acquired)
+                .int("evicted", t.evicted)
+                .int("holders", holders[id as usize])
+                .int("waiters", waiters[id as usize])
                 .int("queue_waiting", entry.queue_waiting.load(Relaxed));
             list.push(&item.end())
         })
@@ -123,28 +120,6 @@ pub fn json(region: &Region) -> String {
         .end()
 }
 
-fn name(h: &Header, resource: usize) -> String {
-    h.resource(resource as u32).map_or(String::new(), |e| e.name())
-}
-
-type Held = (usize, u64, u64, u64);
-
-fn read(trace: &Trace, since_ns: u64) -> (Vec<Held>, Option<(usize, u64, u64)>) {
-    let attempt = || {
-        let occupied = trace.occupied.load(Relaxed);
-        let held = (0..HOLDINGS)
-            .filter(|i| occupied >> i & 1 == 1)
-            .map(|i| &trace.held[i])
-            .filter(|h| h.since_ns.load(Relaxed) >= since_ns)
-            .map(|h| {
-                let resource = h.resource.load(Relaxed) as usize % MAX_RESOURCES;
-                (resource, h.instance.load(Relaxed), h.since_ns.load(Relaxed), h.amount.load(Relaxed))
-            })
-            .collect();
-        let resource = trace.wait_resource.load(Relaxed) as usize;
-        let start = trace.wait_start_ns.load(Relaxed);
-        let waits = resource != 0 && resource < MAX_RESOURCES && start >= since_ns;
-        (held, waits.then(|| (resource, trace.wait_instance.load(Relaxed), start)))
-    };
-    trace.seq.read(16, attempt).unwrap_or_else(attempt)
+fn name(h: &Header, resource: u32) -> String {
+    h.resource(resource).map_or(String::new(), |e| e.name())
 }

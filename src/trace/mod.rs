@@ -2,6 +2,7 @@
 //! read-modify-write; every function here is called by the slot's owner only.
 
 pub mod request;
+pub mod view;
 
 use crate::primitive::Ordering::Relaxed;
 use crate::region::layout::{Trace, HOLDINGS, MAX_RESOURCES, WAITED_SHIFT};

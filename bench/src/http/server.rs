@@ -157,6 +157,7 @@ impl Httpd {
             }
             ini += "max_execution_time = 0\noutput_buffering = 4096\nlog_errors = On\ndisplay_errors = Off\n";
             ini += &format!("session.save_path = {}\n", quoted(&dir.join("sessions")));
+            ini += &format!("sys_temp_dir = {}\n", quoted(&dir.join("tmp")));
             // Chance must not make one request of a hundred sweep old sessions.
             ini += "session.gc_probability = 0\n";
             ini += &config.php_ini.iter().map(|l| format!("{l}\n")).collect::<String>();
@@ -394,7 +395,7 @@ fn cpu_ticks(pid: i32, with_dead_children: bool) -> u64 {
 /// The pages and the folders that the server writes to.
 fn fill(dir: &Path, scripts: Option<&Path>) -> Result<()> {
     let www = dir.join("www");
-    for folder in [&www, &dir.join("marks"), &dir.join("sessions")] {
+    for folder in [&www, &dir.join("marks"), &dir.join("sessions"), &dir.join("tmp")] {
         fs::create_dir(folder)?;
         owned(folder)?;
     }
@@ -468,7 +469,7 @@ fn conf(install: &Install, config: &Config, dir: &Path, port: u16) -> Result<Str
     if let Some(mode) = config.atropos {
         text += &format!(
             "Atropos {}\nAtroposDecisionLog {}\n<Location /atropos-status>\nSetHandler atropos-status\n</Location>\n",
-            mode.guc(),
+            mode.atropos(),
             quoted(&dir.join("decisions.jsonl"))
         );
     }

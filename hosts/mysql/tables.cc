@@ -384,12 +384,12 @@ static bool complain(char *message, const char *text) {
 
 /* atropos_scope([connection id]): number of the present, or last, command of a session; its own without an argument. */
 static bool scope_init(UDF_INIT *init, UDF_ARGS *args, char *message) {
-  if (!atm_region_ready()) return complain(message, "atropos_scope: Atropos does not run in this server");
-  if (args->arg_count > 1) return complain(message, "atropos_scope takes a connection id, or nothing");
+  if (!atm_region_ready()) return complain(message, "Atropos does not run in this server");
+  if (args->arg_count > 1) return complain(message, "it takes a connection id, or nothing");
   if (args->arg_count == 1) {
     args->arg_type[0] = INT_RESULT;
     if (!current_thd->security_context()->check_access(PROCESS_ACL))
-      return complain(message, "atropos_scope of another session needs the PROCESS privilege");
+      return complain(message, "another session's needs the PROCESS privilege");
   }
   init->maybe_null = true;
   init->const_item = false; /* each call looks anew */
@@ -411,10 +411,10 @@ static long long scope(UDF_INIT *, UDF_ARGS *args, unsigned char *is_null, unsig
 
 /* atropos_cancel(connection id, scope): 1 = asked for; 0 = that command has passed, or nobody is followed under the id. */
 static bool cancel_init(UDF_INIT *init, UDF_ARGS *args, char *message) {
-  if (!atm_region_ready()) return complain(message, "atropos_cancel: Atropos does not run in this server");
-  if (args->arg_count != 2) return complain(message, "atropos_cancel takes a connection id and a scope (0: its present command)");
+  if (!atm_region_ready()) return complain(message, "Atropos does not run in this server");
+  if (args->arg_count != 2) return complain(message, "it takes a connection id and a scope (0: its present command)");
   if (!has_privilege(current_thd, "CONNECTION_ADMIN"))
-    return complain(message, "atropos_cancel needs the CONNECTION_ADMIN privilege");
+    return complain(message, "it needs the CONNECTION_ADMIN privilege");
   args->arg_type[0] = args->arg_type[1] = INT_RESULT;
   init->maybe_null = true;
   init->const_item = false;
@@ -431,7 +431,15 @@ static long long cancel(UDF_INIT *, UDF_ARGS *args, unsigned char *is_null, unsi
   atropos_task_t task = 0;
   {
     const std::lock_guard<std::mutex> guard(atm_sessions_lock);
-    if (const Atm_session *session = atm_session_by_id(id)) task = session->task;
+    if (const Atm_session *session = atm_session_by_id(id)) {
+      /* As for KILL. */
+      if (session->thd->is_system_user() && !current_thd->is_system_user()) {
+        my_error(ER_SPECIFIC_ACCESS_DENIED_ERROR, MYF(0), "SYSTEM_USER");
+        *error = 1;
+        return 0;
+      }
+      task = session->task;
+    }
   }
   if (task == 0) return 0;
   char reason[64];

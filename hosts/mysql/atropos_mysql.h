@@ -5,7 +5,8 @@
  *   plugin.cc      declaration, system and status variables, functions for SQL, start and stop
  *   trace.cc       what a session tells of itself: commands, transactions, locks and waits
  *   edges.cc       who blocks whom, and words for what is locked
- *   cancel.cc      what happens to a session that was chosen; what undoing its work would cost; its progress
+ *   cancel.cc      what happens to a session that was chosen, and what its client reads
+ *   work.cc        how far a session is, and what undoing its work would cost
  *   controller.cc  the thread that drives the library, and the error log
  *   tables.cc      tables of INFORMATION_SCHEMA
  *
@@ -37,6 +38,9 @@ struct Atm_tickets {
   std::atomic<Atm_tickets *> next{nullptr};  /* the rest, if there are more; never taken away while the session lives */
 };
 
+/* The bits of an instance of a metadata lock that hold a type in Atm_tickets, and are 0 elsewhere. */
+constexpr uint64_t ATM_TYPE_MASK = 15;
+
 enum Atm_wait : uint32_t { ATM_WAIT_NONE, ATM_WAIT_METADATA, ATM_WAIT_FLUSH, ATM_WAIT_ROW };
 
 /* One session that is followed. Lives from its first command to the end of its connection, in the list below. */
@@ -48,14 +52,13 @@ struct Atm_session {
   /* Written by the session's thread. */
   std::atomic<atropos_task_t> task{0}; /* 0: untracked, the region was full */
   std::atomic<uint64_t> scope{0};      /* scope sequence of the present, or last, command */
-  std::atomic<uint64_t> began_ns{0};   /* CLOCK_MONOTONIC; when the present command began to run */
   std::atomic<bool> running{false};    /* inside a command; becomes false under THD::LOCK_thd_data only */
   std::atomic<bool> in_transaction{false}; /* as of the end of the last command */
-  std::atomic<bool> committing{false};     /* its commit has begun: too late for a cancel */
   std::atomic<uint64_t> rows_before{0};    /* handler reads of the session when the command began */
 
-  /* The running wait: kind is stored last and cleared first. */
+  /* The running wait: the kind is stored last and cleared first; a flush wait ends under atm_sessions_lock only. */
   std::atomic<uint32_t> wait{ATM_WAIT_NONE};
+  std::atomic<atropos_resource_t> wait_resource{0};
   std::atomic<uint64_t> wait_instance{0};
   std::atomic<uint32_t> wait_type{0};      /* metadata: enum_mdl_type that is asked for */
   std::atomic<uint32_t> wait_conflicts{0}; /* metadata: bit set of granted types it waits for */
@@ -66,16 +69,13 @@ struct Atm_session {
 
   /* Written by the controller's thread under THD::LOCK_thd_data; `why` before `cancelled`, once for each scope. */
   std::atomic<uint64_t> cancelled{0}; /* the scope that was told to stop; 0: none */
-  uint64_t decision_id = 0;
-  char why[320] = "";
+  char why[400] = "";
 
   /* The session's thread only. */
   uint64_t settings_seen = 0;
   bool told_work = false;      /* the library was told that a transaction began */
   bool told_closed = false;    /* the library was told that it cannot be cancelled now */
   bool holds_rows = false;     /* the library was told of its transaction as a holder of rows */
-  bool commit_lock = false;    /* holds the lock that every commit takes */
-  uint32_t untold = 0;         /* locks that could not be noted (out of memory) */
 
   Atm_tickets tickets;
 
@@ -103,7 +103,8 @@ int atm_engine_deinit(void *);
 bool atm_trace_start();
 /* Takes the hooks away; threads may still be inside one, so the code must stay mapped (-z nodelete). */
 void atm_trace_stop();
-/* The caller's thread runs `thd`, or holds atm_sessions_lock. NULL: not followed. */
+/* The caller's thread runs `thd`, or holds its LOCK_thd_data, or latches that keep its transaction from ending.
+   NULL: not followed. */
 Atm_session *atm_session_of(THD *thd);
 /* By CONNECTION_ID(); the caller holds atm_sessions_lock. */
 Atm_session *atm_session_by_id(uint64_t id);
@@ -118,12 +119,16 @@ void atm_name_object(uint64_t instance, const char *format, ...) __attribute__((
 /* ---- cancel.cc ---- */
 /* For atropos_set_cancel_action (rung 1) and atropos_set_terminate_action (rung 2). */
 int atm_cancel(const atropos_cancel_request *request, void *);
-/* For atropos_set_rollback_cost; ns. */
-uint64_t atm_rollback_cost(atropos_task_t task, uint64_t key, void *);
-/* Tells the library how far the long statements are; the controller's thread calls it before each tick. */
-void atm_sample_progress();
 /* Chains error_handler_hook, so that a cancelled statement's error 1317 says who cancelled it and why. */
 void atm_error_text_start();
 void atm_error_text_stop();
+
+/* ---- work.cc ---- */
+/* For atropos_set_rollback_cost; ns. */
+uint64_t atm_rollback_cost(atropos_task_t task, uint64_t key, void *);
+/* For atropos_set_progress_source: rows read of rows expected; 0 = unknown. */
+int atm_progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t *total, void *);
+/* Rows that a session has read from storage engines so far; any thread while the THD exists. */
+uint64_t atm_rows_read(const THD *thd);
 
 #endif /* ATROPOS_MYSQL_H */

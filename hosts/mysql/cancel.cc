@@ -1,0 +1,110 @@
+/*
+ * Cancelling exactly the command that was chosen. SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * The server's own kill: THD::awake, as KILL QUERY calls it, which wakes whatever the session waits in. KILL itself has
+ * no addressee but a connection and would hit the command that runs when it arrives. Here the scope that was decided
+ * for is compared under LOCK_thd_data, which a session needs to end its command (trace.cc): as long as we hold the mutex
+ * the command we kill is the one we mean, and a kill flag left over is cleared before the next one begins.
+ *
+ * A kill can be lost: the server forgets the flag after each statement, and a wait may begin between the look at the
+ * flag and the sleep. The controller repeats the call while the scope stands; a repeat does the same again, no more.
+ * A statement that is already committing ends as done: the server reads the flag no more once a result is set.
+ */
+#include "atropos_mysql.h"
+
+#include <cinttypes>
+#include <cstdio>
+
+#include "my_sys.h"
+#include "mysqld_error.h"
+#include "mysql/psi/mysql_mutex.h"
+#include "sql/current_thd.h"
+#include "sql/mysqld_thd_manager.h"
+#include "sql/sql_class.h"
+
+static constexpr auto relaxed = std::memory_order_relaxed;
+static constexpr auto acquire = std::memory_order_acquire;
+static constexpr auto release = std::memory_order_release;
+
+/* ---- the kill; the controller's thread ---- */
+
+/* What the client will read. The text of the error may have 511 bytes. */
+static void write_reason(Atm_session *s, const atropos_cancel_request *request) {
+  atropos_cancel_info info{};
+  char what[200];
+
+  info.size = sizeof info;
+  const bool known = atropos_task_cancel_info(request->task, &info) == 1 && info.scope == request->scope;
+  if (request->resource == 0 || !known) {
+    snprintf(s->why, sizeof s->why, "Query execution was interrupted by Atropos: %s",
+             request->reason != nullptr ? request->reason : "no reason given");
+    return;
+  }
+  const size_t length = atm_describe(request->resource, request->instance, what, sizeof what, nullptr);
+  if (length == 0) snprintf(what, sizeof what, "a %s", info.resource_name);
+  snprintf(s->why, sizeof s->why,
+           "Query execution was interrupted by Atropos: it held, or was first in line for, %s for %.0f ms while %u others "
+           "waited (%s). Retry later, in smaller steps or outside busy hours",
+           what, static_cast<double>(info.held_ns) / 1e6, info.victims, info.resource_name);
+}
+
+int atm_cancel(const atropos_cancel_request *request, void *) {
+  Find_thd_with_id by_id(static_cast<my_thread_id>(request->key));
+  /* Comes back with LOCK_thd_data, which keeps the session from ending its command and the THD from going away. */
+  THD_ptr thd = Global_THD_manager::get_instance()->find_thd(&by_id);
+  if (!thd || thd->system_thread != NON_SYSTEM_THREAD || thd->slave_thread) return -1;
+  Atm_session *s = atm_session_of(thd.get());
+  if (s == nullptr || s->task.load(relaxed) != request->task) return -1;
+  if (thd->killed == THD::KILL_CONNECTION) return 0;
+
+  /* In this order: a scope that is read after "running" is that of the running command, or of one that has ended. */
+  const bool running = s->running.load(acquire);
+  if (s->scope.load(acquire) != request->scope) return -1;
+  if (running) {
+    /* A command that does not heed a kill is rolling back or committing; ending its connection would not be faster. */
+    if (request->rung > 1) return -1;
+    if (s->cancelled.load(relaxed) != request->scope) {
+      write_reason(s, request);
+      s->cancelled.store(request->scope, release);
+    }
+    thd->awake(THD::KILL_QUERY);
+    return 0;
+  }
+  /* No statement to fail. The transaction left open is the culprit: end it as the client's disconnect would. Not if the
+     next command has arrived already: then it has ended being idle. */
+  if (!s->in_transaction.load(relaxed) || !atm_terminate_idle_in_transaction || !thd->m_server_idle) return -1;
+  thd->awake(THD::KILL_CONNECTION);
+  atropos_task_cancel_acknowledge(request->task, request->scope);
+  return 0;
+}
+
+/* ---- the client's error; the session's thread ---- */
+
+static std::atomic<ErrorHandlerFunctionPointer> previous_handler{nullptr};
+
+static void on_error(uint error, const char *text, myf flags) {
+  const ErrorHandlerFunctionPointer previous = previous_handler.load(acquire);
+  if (error == ER_QUERY_INTERRUPTED && current_thd != nullptr) {
+    const Atm_session *s = atm_session_of(current_thd);
+    const uint64_t scope = s != nullptr && s->running.load(relaxed) ? s->scope.load(relaxed) : 0;
+    /* `why` was written before `cancelled`, and is not written again for this scope. */
+    if (scope != 0 && s->cancelled.load(acquire) == scope) {
+      atropos_task_cancel_acknowledge(s->task.load(relaxed), scope);
+      text = s->why;
+    }
+  }
+  previous(error, text, flags);
+}
+
+void atm_error_text_start() {
+  const ErrorHandlerFunctionPointer installed = error_handler_hook.load();
+  if (installed == on_error) return;
+  previous_handler.store(installed, release);
+  error_handler_hook.store(on_error);
+}
+
+/* Only if nobody chained himself behind us meanwhile; then we stay, and pass everything on. */
+void atm_error_text_stop() {
+  ErrorHandlerFunctionPointer installed = on_error;
+  error_handler_hook.compare_exchange_strong(installed, previous_handler.load(relaxed));
+}

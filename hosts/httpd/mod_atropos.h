@@ -34,8 +34,16 @@ typedef struct atropos_request atropos_request;
  *
  * rung: 1 = stop the script; 2 = it was told and is still there: end what it does now (its shutdown functions). The same
  * rung may come again: a lost cancel is repeated while the request stands.
- * Returns 0 = told, anything else = nothing could be done.
+ * Returns one of ATROPOS_STOP_*.
  */
+#define ATROPOS_STOP_TOLD 0
+/* Told, but it is reading from or writing to the client through the server, where a signal does not get it out: mod_atropos
+ * shuts that side of the connection down. (A read or write within its filters it knows by itself.) */
+#define ATROPOS_STOP_CLIENT_READ 1
+#define ATROPOS_STOP_CLIENT_WRITE 2
+/* Nothing could be done. */
+#define ATROPOS_STOP_CANNOT (-1)
+
 typedef int (*atropos_stop_fn)(void *baton, uint64_t token, int rung);
 
 typedef struct atropos_httpd_api
@@ -69,7 +77,7 @@ typedef struct atropos_httpd_api
 
     /*
      * Makes r's answer 503 with Retry-After, if nothing of the response has been sent. 1 = done: send it as any response.
-     * 0 = too late: call abort_response.
+     * 0 = too late, or r is a subrequest: call abort_response.
      */
     int (*refuse)(request_rec *r);
 

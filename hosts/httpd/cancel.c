@@ -1,0 +1,320 @@
+/*
+ * How a request is stopped. SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * The library calls ath_cancel in the process that owns the request, on its agent's or controller's thread. From there
+ * only little is safe: a flag, shutdown() of a socket that is open for sure, an interpreter's own stop. The rest the
+ * request's thread does by itself when it comes by: in its filters, or in what the interpreter calls.
+ *
+ * A late cancel can hit nobody else: the record is locked and its token compared, and the request's end takes the same
+ * lock first. Tokens never repeat.
+ */
+#include "atropos_httpd.h"
+
+#include "apr_strings.h"
+#include "util_filter.h"
+
+#include <sys/socket.h>
+
+/* ---- the ladder ---- */
+
+/* The steps in the order in which they are tried: the first that fits the request is taken. The flag that the first step
+ * goes by is set in any case. */
+typedef enum ath_step
+{
+    ATH_STEP_COOPERATE, /* the request's thread looks at the flag: an answer of 503 is still possible */
+    ATH_STEP_READ,      /* it reads the body: end of input wakes it up, and it can still answer */
+    ATH_STEP_WRITE,     /* it writes, or nothing milder is left: the connection is cut */
+    ATH_STEP_PROXY,     /* it waits for a backend: not taken yet */
+    ATH_STEP_CGI,       /* it waits for a script's process: not taken yet */
+    ATH_STEP_SCRIPT,    /* an interpreter runs it, and stops it by itself */
+    ATH_STEP_THREAD,    /* it sleeps in C, so its thread would have to be cancelled: not taken yet */
+    ATH_STEP_NONE
+} ath_step;
+
+static void cut_reading(struct atropos_request *rec)
+{
+    if (rec->fd >= 0 && shutdown(rec->fd, SHUT_RD) == 0)
+        ATH_ADD(ath_my_row->reads_cut, 1);
+}
+
+static void cut_connection(struct atropos_request *rec)
+{
+    struct linger reset = {.l_onoff = 1, .l_linger = 0};
+
+    /* httpd's own word for it, which it only ever sets, and looks at before each write. */
+    ATH_STORE(rec->c->aborted, 1);
+    if (rec->fd < 0)
+        return;
+    /* Closed with a reset: an answer that ends with the connection must not look complete. */
+    setsockopt(rec->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    if (shutdown(rec->fd, SHUT_RDWR) == 0)
+        ATH_ADD(ath_my_row->connections_cut, 1);
+}
+
+/* Under the record's lock. */
+static ath_step climb(struct atropos_request *rec, int rung)
+{
+    ath_phase phase = ATH_LOAD(rec->phase);
+
+    if (rec->stop != NULL) {
+        int told = rec->stop(rec->baton, rec->token, rung);
+
+        if (phase == ATH_PHASE_READING || told == ATROPOS_STOP_CLIENT_READ)
+            cut_reading(rec);
+        else if (phase == ATH_PHASE_WRITING || told == ATROPOS_STOP_CLIENT_WRITE)
+            cut_connection(rec);
+        if (told != ATROPOS_STOP_CANNOT)
+            ATH_ADD(ath_my_row->scripts_told, 1);
+        return told != ATROPOS_STOP_CANNOT ? ATH_STEP_SCRIPT : ATH_STEP_NONE;
+    }
+    if (phase == ATH_PHASE_READING && rung == 1) {
+        cut_reading(rec);
+        return ATH_STEP_READ;
+    }
+    if (phase == ATH_PHASE_RUNNING && ATH_LOAD(rec->filtered) && rung == 1)
+        return ATH_STEP_COOPERATE;
+    /* A stream of HTTP/2 has no socket of its own; its thread finds the flag. */
+    if (rec->fd >= 0 || rec->c->master != NULL) {
+        cut_connection(rec);
+        return ATH_STEP_WRITE;
+    }
+    return ATH_STEP_NONE; /* no worker has it: nothing is held that anybody waits for */
+}
+
+/* The cancel action (rung 1) and the terminate action (rung 2). */
+int ath_cancel(const atropos_cancel_request *request, void *arg)
+{
+    struct atropos_request *rec = ath_record(request->key);
+    ath_step step = ATH_STEP_NONE;
+
+    if (rec == NULL)
+        return -1;
+    pthread_mutex_lock(&rec->lock);
+    if (rec->token == request->key && rec->task == request->task) {
+        if ((int)request->rung > rec->rung)
+            ATH_STORE(rec->rung, (int)request->rung);
+        step = climb(rec, (int)request->rung);
+        if (step == ATH_STEP_NONE)
+            ATH_ADD(ath_my_row->not_stopped, 1);
+    }
+    pthread_mutex_unlock(&rec->lock);
+    return step == ATH_STEP_NONE ? -1 : 0;
+}
+
+/* ---- in the request's own thread ---- */
+
+static void acknowledge(struct atropos_request *rec)
+{
+    atropos_task_cancel_acknowledge(rec->task, atropos_task_scope(rec->task));
+}
+
+/* Claims the answer for a 503, if nothing of another one has been passed on. */
+static bool claim_refusal(struct atropos_request *rec, request_rec *r)
+{
+    int seconds = ath_retry_after_s(r);
+
+    if (rec->started || rec->answered || r->main != NULL || r->connection->aborted)
+        return false;
+    rec->answered = true;
+    if (seconds > 0)
+        apr_table_setn(r->err_headers_out, "Retry-After", apr_itoa(r->pool, seconds));
+    ATH_ADD(ath_my_row->refused, 1);
+    return true;
+}
+
+static void abort_response(request_rec *r)
+{
+    struct atropos_request *rec = ath_find(r);
+    struct linger reset = {.l_onoff = 1, .l_linger = 0};
+
+    /* Not shut down here: that would send the end of a response which has no length. The close that follows resets. */
+    ATH_STORE(r->connection->aborted, 1);
+    if (rec != NULL && rec->fd >= 0)
+        setsockopt(rec->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    ATH_ADD(ath_my_row->connections_cut, 1);
+}
+
+/* Interpreters that answer for themselves, also before they have entered: they read the body first. */
+static bool answers_itself(const request_rec *r)
+{
+    return r->handler != NULL && (!strncmp(r->handler, "application/x-httpd-php", 23) || !strcmp(r->handler, "php-script"));
+}
+
+static apr_status_t output_filter(ap_filter_t *f, apr_bucket_brigade *bb)
+{
+    struct atropos_request *rec = f->ctx;
+    apr_status_t rv;
+
+    if (ATH_LOAD(rec->rung) != 0 && !rec->scripted && !rec->answered) {
+        request_rec *r = f->r;
+
+        acknowledge(rec);
+        apr_brigade_cleanup(bb);
+        if (claim_refusal(rec, r)) {
+            /* The header filter takes the error for the answer and sends its page. */
+            APR_BRIGADE_INSERT_TAIL(bb, ap_bucket_error_create(HTTP_SERVICE_UNAVAILABLE, NULL, r->pool, bb->bucket_alloc));
+            APR_BRIGADE_INSERT_TAIL(bb, apr_bucket_eos_create(bb->bucket_alloc));
+            ap_remove_output_filter(f);
+            return ap_pass_brigade(f->next, bb);
+        }
+        abort_response(r);
+        return APR_ECONNABORTED;
+    }
+    if (APR_BRIGADE_EMPTY(bb))
+        return APR_SUCCESS;
+    rec->started = true;
+    /* What the client takes to read is its time. */
+    atropos_task_client_wait(rec->task, 1);
+    ATH_STORE(rec->phase, ATH_PHASE_WRITING);
+    rv = ap_pass_brigade(f->next, bb);
+    ATH_STORE(rec->phase, ATH_PHASE_RUNNING);
+    atropos_task_client_wait(rec->task, 0);
+    if (ATH_LOAD(rec->rung) != 0 && !rec->scripted)
+        acknowledge(rec);
+    return rv;
+}
+
+static apr_status_t input_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_input_mode_t mode, apr_read_type_e block,
+                                 apr_off_t bytes)
+{
+    struct atropos_request *rec = f->ctx;
+    request_rec *r = f->r;
+    apr_status_t rv = APR_ECONNABORTED;
+
+    if (ATH_LOAD(rec->rung) == 0) {
+        atropos_task_client_wait(rec->task, 1);
+        ATH_STORE(rec->phase, ATH_PHASE_READING);
+        /* Once more: a cancel in between saw the phase before, and cut nothing. */
+        if (ATH_LOAD(rec->rung) == 0)
+            rv = ap_get_brigade(f->next, bb, mode, block, bytes);
+        ATH_STORE(rec->phase, ATH_PHASE_RUNNING);
+        atropos_task_client_wait(rec->task, 0);
+    }
+    if (ATH_LOAD(rec->rung) == 0 || rec->scripted || answers_itself(r))
+        return rv;
+    acknowledge(rec);
+    apr_brigade_cleanup(bb);
+    if (claim_refusal(rec, r)) {
+        apr_bucket_brigade *answer = apr_brigade_create(r->pool, bb->bucket_alloc);
+
+        APR_BRIGADE_INSERT_TAIL(answer, ap_bucket_error_create(HTTP_SERVICE_UNAVAILABLE, NULL, r->pool, bb->bucket_alloc));
+        APR_BRIGADE_INSERT_TAIL(answer, apr_bucket_eos_create(bb->bucket_alloc));
+        ap_pass_brigade(r->output_filters, answer);
+    }
+    return AP_FILTER_ERROR;
+}
+
+static ap_filter_rec_t *output_handle, *input_handle;
+
+void ath_register_filters(void)
+{
+    /* Next to the filter that makes the headers: what has passed here has been sent, as far as httpd is concerned. */
+    output_handle = ap_register_output_filter("ATROPOS_OUT", output_filter, NULL, AP_FTYPE_PROTOCOL - 1);
+    input_handle = ap_register_input_filter("ATROPOS_IN", input_filter, NULL, AP_FTYPE_PROTOCOL - 1);
+}
+
+/* A file that fits into a socket's buffer is sent faster than anybody could cancel it. */
+#define SMALL_FILE_BYTES 65536
+
+void ath_insert_filter(request_rec *r)
+{
+    struct atropos_request *rec;
+    bool small_file = (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME)) && r->finfo.filetype == APR_REG &&
+                      r->finfo.size <= SMALL_FILE_BYTES;
+    bool may_have_body = r->method_number != M_GET;
+
+    if (ath_my_row == NULL || r->main != NULL || (small_file && !may_have_body) || (rec = ath_find(r)) == NULL)
+        return;
+    ATH_STORE(rec->filtered, true);
+    ap_add_output_filter_handle(output_handle, rec, r, r->connection);
+    if (may_have_body)
+        ap_add_input_filter_handle(input_handle, rec, r, r->connection);
+}
+
+/* ---- for other modules (mod_atropos.h) ---- */
+
+static uint64_t api_enter(atropos_request *rec, atropos_stop_fn stop, void *baton)
+{
+    uint64_t token = 0;
+
+    if (rec == NULL || stop == NULL)
+        return 0;
+    pthread_mutex_lock(&rec->lock);
+    if (rec->stop == NULL && rec->token != 0) {
+        rec->stop = stop;
+        rec->baton = baton;
+        rec->scripted = true;
+        token = rec->token;
+        if (rec->rung > 0)
+            stop(baton, token, rec->rung);
+    }
+    pthread_mutex_unlock(&rec->lock);
+    return token;
+}
+
+static void api_leave(atropos_request *rec, uint64_t token)
+{
+    if (rec == NULL || token == 0)
+        return;
+    pthread_mutex_lock(&rec->lock);
+    if (rec->token == token)
+        rec->stop = NULL;
+    pthread_mutex_unlock(&rec->lock);
+}
+
+static int api_cancelled(atropos_request *rec, uint64_t token, atropos_cancel_info *why)
+{
+    int rung = 0;
+
+    if (rec != NULL && token != 0 && rec->token == token)
+        rung = ATH_LOAD(rec->rung);
+    if (rung > 0 && why != NULL && atropos_task_cancel_info(rec->task, why) != 1 && why->size == sizeof(*why))
+        *why = (atropos_cancel_info){.size = sizeof(*why)};
+    return rung;
+}
+
+static void api_acknowledge(atropos_request *rec, uint64_t token)
+{
+    if (rec != NULL && token != 0 && rec->token == token)
+        acknowledge(rec);
+}
+
+static int api_refuse(request_rec *r)
+{
+    struct atropos_request *rec = ath_find(r);
+
+    if (rec == NULL || !claim_refusal(rec, r))
+        return 0;
+    r->status = HTTP_SERVICE_UNAVAILABLE;
+    r->status_line = NULL;
+    return 1;
+}
+
+static atropos_task_t api_task(atropos_request *rec)
+{
+    return rec != NULL ? rec->task : 0;
+}
+
+const atropos_httpd_api *atropos_httpd(void)
+{
+    static const atropos_httpd_api api = {
+        .size = sizeof(api),
+        .version = ATROPOS_HTTPD_API_VERSION,
+        .find = ath_find,
+        .enter = api_enter,
+        .leave = api_leave,
+        .cancelled = api_cancelled,
+        .acknowledge = api_acknowledge,
+        .refuse = api_refuse,
+        .retry_after_s = ath_retry_after_s,
+        .abort_response = abort_response,
+        .task = api_task,
+        .resource_register = atropos_resource_register,
+        .wait = atropos_task_slow_by_resource,
+        .acquired = atropos_task_get_resource,
+        .released = atropos_task_free_resource,
+        .abandoned = atropos_task_wait_abandoned,
+    };
+
+    return &api;
+}

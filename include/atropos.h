@@ -184,6 +184,16 @@ typedef struct atropos_edge {
 typedef size_t (*atropos_edge_fn)(struct atropos_edge *edges, size_t max, void *arg);
 
 /**
+ * Fills in how far a task is (rows processed, rows expected; `total` 0 = unknown) and returns 1, or 0 when it does not know.
+ * Called by the thread that runs the controller, for those who might be cancelled; wins over atropos_progress.
+ */
+typedef int (*atropos_progress_fn)(atropos_task_t task,
+                                   uint64_t key,
+                                   uint64_t *done,
+                                   uint64_t *total,
+                                   void *arg);
+
+/**
  * How long, in ns, undoing the task's work would take (a rollback); 0 = nothing to undo, or not known. Called by the
  * thread that runs the controller, for those who might be cancelled.
  */
@@ -308,6 +318,15 @@ atropos_resource_t atropos_resource_register(const char *name,
  * Memory: `func` must stay callable with `arg` until another is set.
  */
 int atropos_edge_source(atropos_edge_fn func, void *arg);
+
+/**
+ * Sets the function that says how far a task is (NULL: nothing), in the process that runs the controller: for hosts that
+ * count rows where no call can be placed.
+ *
+ * Memory: `func` must stay callable with `arg` until another is set.
+ */
+int atropos_set_progress_source(atropos_progress_fn func,
+                                void *arg);
 
 /**
  * Sets the function that says what undoing a task's work would take (NULL: nothing), in the process that runs the

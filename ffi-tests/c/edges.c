@@ -4,7 +4,7 @@
 
 enum { WAITERS = 4 };
 static _Atomic uint64_t waiting[WAITERS], holder;
-static atomic_int edge_calls, kind_unknown, cost_calls, waiters_stop, blocked_by_calls_too;
+static atomic_int edge_calls, kind_unknown, cost_calls, progress_calls, waiters_stop, blocked_by_calls_too;
 static atropos_resource_t lock;
 
 static size_t edge_source(atropos_edge *edges, size_t max, void *arg) {
@@ -54,6 +54,16 @@ static uint64_t rollback_cost(atropos_task_t task, uint64_t key, void *arg) {
   return key == CULPRIT_KEY ? 3600000000000u : 0;
 }
 
+static int progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t *total, void *arg) {
+  CHECK(arg == &progress_calls && task != 0);
+  atomic_fetch_add(&progress_calls, 1);
+  if (key != CULPRIT_KEY) return 0;
+  *done = 1, *total = 4;
+  return 1;
+}
+
+static void see_decision(const char *json, void *arg) { *(int *)arg += strstr(json, "\"progress\":0.25") != NULL; }
+
 static void one_stall(const char *how) {
   atomic_store(&cancels, 0);
   atomic_store(&waiters_stop, 0);
@@ -73,7 +83,8 @@ static void one_stall(const char *how) {
 }
 
 int main(void) {
-  init_with("mode = enforce\n" STAGE_CONFIG);
+  /* Each stall takes one cancel out of the budget, and hardly anything completes that would refill it. */
+  init_with("mode = enforce\n" STAGE_CONFIG "cancel_burst = 16\n");
   lock = atropos_resource_register("lock", ATROPOS_LOCK);
   CHECK_EQ(atropos_set_cancel_action(action, NULL), ATROPOS_OK);
   CHECK_EQ(atropos_edge_source(edge_source, &edge_calls), ATROPOS_OK);
@@ -99,6 +110,13 @@ int main(void) {
   CHECK_EQ(atropos_set_rollback_cost(rollback_cost, &cost_calls), ATROPOS_OK);
   one_stall("with a rollback to come");
   CHECK(atomic_load(&cost_calls) > 0);
+
+  CHECK_EQ(atropos_set_progress_source(progress, &progress_calls), ATROPOS_OK);
+  one_stall("with progress asked for");
+  CHECK(atomic_load(&progress_calls) > 0);
+  int quarters = 0;
+  CHECK(atropos_decisions(see_decision, &quarters) > 0);
+  CHECK_EQ(quarters, 1);
   CHECK_EQ(atropos_controller_stop(), ATROPOS_OK);
   CHECK_EQ(atropos_shutdown(), ATROPOS_OK);
   return 0;

@@ -48,6 +48,7 @@ impl Callback {
 
 pub type CancelFn = unsafe extern "C" fn(*const atropos_cancel_request, *mut c_void) -> c_int;
 pub type EdgeFn = unsafe extern "C" fn(*mut atropos_edge, usize, *mut c_void) -> usize;
+pub type ProgressFn = unsafe extern "C" fn(u64, u64, *mut u64, *mut u64, *mut c_void) -> c_int;
 pub type CostFn = unsafe extern "C" fn(u64, u64, *mut c_void) -> u64;
 pub type DescribeFn = unsafe extern "C" fn(u32, u64, *mut core::ffi::c_char, usize, *mut c_void) -> usize;
 pub type LogFn = unsafe extern "C" fn(c_int, *const core::ffi::c_char, *mut c_void);
@@ -55,6 +56,7 @@ pub type LogFn = unsafe extern "C" fn(c_int, *const core::ffi::c_char, *mut c_vo
 pub static CANCEL: Callback = Callback::none();
 pub static TERMINATE: Callback = Callback::none();
 pub static EDGES: Callback = Callback::none();
+pub static PROGRESS: Callback = Callback::none();
 pub static ROLLBACK_COST: Callback = Callback::none();
 pub static DESCRIBE: Callback = Callback::none();
 pub static LOG: Callback = Callback::none();
@@ -103,6 +105,16 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()>
     } else {
         Err(Error::new(Code::Invalid, format!("the host's action answered {code}")))
     }
+}
+
+/// (done, total) of a task by the host's word; None = the host does not know.
+pub fn progress(task: u64, key: u64) -> Option<(u64, u64)> {
+    let (function, argument) = PROGRESS.get()?;
+    let (mut done, mut total) = (0, 0);
+    // SAFETY: `function` was given as an atropos_progress_fn; both numbers live through the call.
+    let known =
+        unsafe { std::mem::transmute::<usize, ProgressFn>(function)(task, key, &mut done, &mut total, argument) };
+    (known == 1).then_some((done, total))
 }
 
 /// What undoing a task's work would take, ns, by the host's word; 0 = none or unknown.

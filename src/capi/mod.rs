@@ -194,6 +194,11 @@ pub type atropos_edge_fn =
     Option<unsafe extern "C" fn(edges: *mut atropos_edge, max: usize, arg: *mut c_void) -> usize>;
 /// Level: 1 error, 2 warning, 3 notice, 4 debug. Called only by threads inside init, reload, tick, controller or agent.
 pub type atropos_log_fn = Option<unsafe extern "C" fn(level: c_int, message: *const c_char, arg: *mut c_void)>;
+/// Fills in how far a task is (rows processed, rows expected; `total` 0 = unknown) and returns 1, or 0 when it does not know.
+/// Called by the thread that runs the controller, for those who might be cancelled; wins over atropos_progress.
+pub type atropos_progress_fn = Option<
+    unsafe extern "C" fn(task: atropos_task_t, key: u64, done: *mut u64, total: *mut u64, arg: *mut c_void) -> c_int,
+>;
 /// How long, in ns, undoing the task's work would take (a rollback); 0 = nothing to undo, or not known. Called by the
 /// thread that runs the controller, for those who might be cancelled.
 pub type atropos_cost_fn = Option<unsafe extern "C" fn(task: atropos_task_t, key: u64, arg: *mut c_void) -> u64>;
@@ -477,6 +482,19 @@ unsafe fn register(name: *const c_char, kind: u32) -> Result<u32> {
 pub unsafe extern "C" fn atropos_edge_source(func: atropos_edge_fn, arg: *mut c_void) -> c_int {
     code(|| {
         action::EDGES.set(func.map_or(0, |f| f as usize), arg, 0);
+        Ok(())
+    })
+}
+
+/// Sets the function that says how far a task is (NULL: nothing), in the process that runs the controller: for hosts that
+/// count rows where no call can be placed.
+///
+/// # Safety
+/// `func` must stay callable with `arg` until another is set.
+#[no_mangle]
+pub unsafe extern "C" fn atropos_set_progress_source(func: atropos_progress_fn, arg: *mut c_void) -> c_int {
+    code(|| {
+        action::PROGRESS.set(func.map_or(0, |f| f as usize), arg, 0);
         Ok(())
     })
 }

@@ -29,8 +29,8 @@ const LONGEST_PAUSE_MS: u64 = 25;
 const BUSY_PAUSE_MS: u64 = 5;
 /// Edges asked of the host at once.
 const MAX_EDGES: usize = 4096;
-/// Candidates whose rollback the host is asked about, those that would give back most.
-const MAX_COSTS: usize = 32;
+/// Candidates that the host is asked about, those that would give back most.
+const MAX_ASKED: usize = 32;
 /// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
 const REAP_NS: u64 = 500 * MS;
 const REAP_THOROUGH_NS: u64 = 10_000 * MS;
@@ -281,7 +281,7 @@ impl Controller {
             contention_threshold: self.config.contention_threshold,
             class_duration_ns: self.detector.class_durations_ns(),
         };
-        let estimate = estimate(&window, &params);
+        let mut estimate = estimate(&window, &params);
         self.verify(region, now_ns, Some(&estimate), log_path);
         if signal.state != State::Overload {
             self.overloaded = false;
@@ -297,7 +297,10 @@ impl Controller {
             min_gain_ns: signal.slo_ns.max(self.window_ns()),
             ..PolicyParams::default()
         };
-        ask_rollback_costs(&estimate, &mut window);
+        if ask_host(&estimate, &mut window) {
+            // Gains hang on progress.
+            estimate = super::estimator::estimate(&window, &params);
+        }
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
@@ -574,17 +577,24 @@ fn kind_of(edge: &Edge, blocker: TaskId, window: &Window) -> EdgeKind {
     }
 }
 
-/// Asks the host what undoing the work of those who might be cancelled would take.
-fn ask_rollback_costs(estimate: &Estimate, window: &mut Window) {
-    if !action::ROLLBACK_COST.is_set() {
-        return;
+/// Asks the host how far those are who might be cancelled, and what undoing their work would take. True = something of
+/// their progress is known now that was not.
+fn ask_host(estimate: &Estimate, window: &mut Window) -> bool {
+    if !action::ROLLBACK_COST.is_set() && !action::PROGRESS.is_set() {
+        return false;
     }
     let mut most: Vec<_> = estimate.candidates.iter().filter(|c| !c.uses.is_empty()).collect();
     most.sort_by(|a, b| b.relief_share.total_cmp(&a.relief_share).then(a.task.cmp(&b.task)));
-    for candidate in most.into_iter().take(MAX_COSTS) {
+    let mut learnt = false;
+    for candidate in most.into_iter().take(MAX_ASKED) {
         let task = &mut window.tasks[candidate.index];
         task.rollback_ns = action::rollback_cost_ns(task.id, task.key);
+        if let Some(progress) = action::progress(task.id, task.key) {
+            task.progress = Some(progress);
+            learnt = true;
+        }
     }
+    learnt
 }
 
 /// The chosen and the best of the others, for the record.

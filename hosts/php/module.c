@@ -145,9 +145,6 @@ static PHP_RINIT_FUNCTION(atropos)
 	ZEND_TSRMLS_CACHE_UPDATE();
 #endif
 	atp_enter();
-	if (ATROPOS_G(request) != NULL) {
-		atp_session_begin();
-	}
 	return SUCCESS;
 }
 

@@ -91,6 +91,5 @@ extern void atp_io_remove(void);
 extern void atp_session_install(void);
 extern void atp_session_remove(void);
 extern void atp_session_register(void);		/* once per process, with the region there */
-extern void atp_session_begin(void);
 
 #endif

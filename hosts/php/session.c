@@ -3,7 +3,8 @@
  *
  * PHP's "files" save handler locks the session's file when it reads it and keeps it until the session is closed,
  * usually at the end of the request: all requests of one visitor wait for the slowest of them. The handler's table of
- * functions is constant, so a copy of it takes its place in each thread, whenever that place is filled.
+ * functions is constant, so a copy of it takes its place where a handler is chosen: at the begin of each request and by
+ * ini_set().
  *
  * Without sessions in PHP (the symbols are weak), or with another save handler, nothing is traced.
  */
@@ -19,6 +20,7 @@
 # define SESSION_GLOBALS ps_globals
 #endif
 #pragma weak _php_find_ps_module
+#pragma weak php_session_start
 #ifdef ZTS
 # pragma weak ps_globals_id
 #else
@@ -28,6 +30,8 @@
 static atropos_resource_t session_lock;
 static const ps_module *files;		/* PHP's own; NULL: no sessions here */
 static ps_module traced_files;
+static zend_module_entry *sessions;
+static zend_result (*own_request_startup)(INIT_FUNC_ARGS);
 static zend_ini_entry *handler_setting;
 static ZEND_INI_MH((*own_on_modify));
 
@@ -110,21 +114,17 @@ static PS_WRITE_FUNC(traced)
 
 static PS_CLOSE_FUNC(traced)
 {
-	zend_result result = files->s_close(mod_data);
-
+	/* Before: another request may have it by the time the call returns. */
 	released(ZEND_MODULE_GLOBALS_BULK(atropos));
-	return result;
+	return files->s_close(mod_data);
 }
 
 static PS_DESTROY_FUNC(traced)
 {
-	zend_result result = files->s_destroy(mod_data, key);
-
 	released(ZEND_MODULE_GLOBALS_BULK(atropos));
-	return result;
+	return files->s_destroy(mod_data, key);
 }
 
-/* Each thread has its own choice of handler. */
 static void take_place(void)
 {
 	if (PS(mod) == files) {
@@ -135,7 +135,6 @@ static void take_place(void)
 	}
 }
 
-/* Where the choice is made: at the start of a thread, per directory, by ini_set(). */
 static ZEND_INI_MH(on_modify)
 {
 	zend_result result = own_on_modify(entry, new_value, mh_arg1, mh_arg2, mh_arg3, stage);
@@ -144,18 +143,36 @@ static ZEND_INI_MH(on_modify)
 	return result;
 }
 
+/* A session that starts by itself (session.auto_start) does so in the same breath as the choice; here it comes after. */
+static zend_result on_request_startup(INIT_FUNC_ARGS)
+{
+	bool auto_start = PS(auto_start);
+	zend_result result;
+
+	PS(auto_start) = false;
+	result = own_request_startup(INIT_FUNC_ARGS_PASSTHRU);
+	PS(auto_start) = auto_start;
+	take_place();
+	if (result == SUCCESS && auto_start && PS(session_status) != php_session_disabled) {
+		php_session_start();
+	}
+	return result;
+}
+
 void atp_session_install(void)
 {
 	files = NULL;
 	session_lock = 0;
-	if (_php_find_ps_module == NULL || &SESSION_GLOBALS == NULL ||
-		!zend_hash_str_exists(&module_registry, ZEND_STRL("session"))) {
+	sessions = zend_hash_str_find_ptr(&module_registry, ZEND_STRL("session"));
+	if (sessions == NULL || _php_find_ps_module == NULL || php_session_start == NULL || &SESSION_GLOBALS == NULL) {
 		return;
 	}
 	handler_setting = zend_hash_str_find_ptr(EG(ini_directives), ZEND_STRL("session.save_handler"));
+	if (handler_setting == NULL || handler_setting->on_modify == NULL || sessions->request_startup_func == NULL) {
+		return;
+	}
 	files = _php_find_ps_module("files");
-	if (files == NULL || handler_setting == NULL || handler_setting->on_modify == NULL) {
-		files = NULL;
+	if (files == NULL) {
 		return;
 	}
 	traced_files = *files;
@@ -165,7 +182,8 @@ void atp_session_install(void)
 	traced_files.s_destroy = ps_delete_traced;
 	own_on_modify = handler_setting->on_modify;
 	handler_setting->on_modify = on_modify;
-	take_place();
+	own_request_startup = sessions->request_startup_func;
+	sessions->request_startup_func = on_request_startup;
 }
 
 void atp_session_remove(void)
@@ -173,13 +191,8 @@ void atp_session_remove(void)
 	if (files == NULL) {
 		return;
 	}
+	sessions->request_startup_func = own_request_startup;
 	handler_setting->on_modify = own_on_modify;
-	if (PS(mod) == &traced_files) {
-		PS(mod) = files;
-	}
-	if (PS(default_mod) == &traced_files) {
-		PS(default_mod) = files;
-	}
 	files = NULL;
 }
 
@@ -187,13 +200,6 @@ void atp_session_register(void)
 {
 	if (files != NULL) {
 		session_lock = atp_httpd->resource_register("php session", ATROPOS_LOCK);
-	}
-}
-
-void atp_session_begin(void)
-{
-	if (files != NULL && PS(session_status) != php_session_active) {
-		take_place();
 	}
 }
 
@@ -208,10 +214,6 @@ void atp_session_remove(void)
 }
 
 void atp_session_register(void)
-{
-}
-
-void atp_session_begin(void)
 {
 }
 

@@ -23,7 +23,6 @@
 #define WAKE_SIGNAL (SIGRTMIN + 5)
 
 static void (*previous_interrupt)(zend_execute_data *execute_data);
-static struct sigaction previous_action;
 
 static int64_t now_ns(void)
 {
@@ -84,7 +83,7 @@ void atp_stop_begin(zend_atropos_globals *self)
 		struct sigaction action = {.sa_handler = on_wake};
 
 		sigemptyset(&action.sa_mask);
-		handled = sigaction(WAKE_SIGNAL, &action, &previous_action) == 0;
+		handled = sigaction(WAKE_SIGNAL, &action, NULL) == 0;
 	}
 	pthread_mutex_unlock(&once);
 

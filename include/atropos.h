@@ -348,7 +348,7 @@ int atropos_set_describe(atropos_describe_fn func,
 
 /**
  * Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. Counts for
- * a second: repeat it at every tick. They count as requests in flight of class 0.
+ * a second: repeat it at every tick. They count as requests in flight of the class that most requests are of.
  */
 void atropos_queue_observed(atropos_resource_t r,
                             uint64_t waiting,

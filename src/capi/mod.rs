@@ -526,7 +526,7 @@ pub unsafe extern "C" fn atropos_set_describe(func: atropos_describe_fn, arg: *m
 }
 
 /// Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. Counts for
-/// a second: repeat it at every tick. They count as requests in flight of class 0.
+/// a second: repeat it at every tick. They count as requests in flight of the class that most requests are of.
 #[no_mangle]
 pub extern "C" fn atropos_queue_observed(r: atropos_resource_t, waiting: u64, oldest_wait_ns: u64) {
     guard((), || {

@@ -218,11 +218,14 @@ impl Collector {
         }
 
         // Who waits outside (a full backlog) is as late as who waits inside, and with every server of the queue taken
-        // nobody else is there to show it. Of which class they are is not known yet.
+        // nobody else is there to show it. They count for the class that most requests are of.
         for (_, entry) in region.header().registered() {
             let (waiting, oldest_ns) = untracked(entry, now_ns);
             let shown = waiting.min(UNTRACKED_SHOWN);
-            in_flight[0].extend((0..shown).map(|i| oldest_ns - oldest_ns / shown * i));
+            if shown > 0 {
+                let class = busiest(&sample.classes) as usize;
+                in_flight[class].extend((0..shown).map(|i| oldest_ns - oldest_ns / shown * i));
+            }
         }
 
         // The window: from the oldest sample that is at most a window old to this one.
@@ -322,6 +325,12 @@ fn grown(now: u64, before: u64) -> u64 {
     } else {
         difference
     }
+}
+
+/// The class with the most completions ever.
+fn busiest(classes: &BTreeMap<u16, Vec<u32>>) -> u16 {
+    let completions = |counts: &[u32]| counts.iter().map(|&n| n as u64).sum::<u64>();
+    classes.iter().max_by_key(|(_, counts)| completions(counts)).map_or(0, |(&class, _)| class)
 }
 
 fn class_totals(region: &Region) -> BTreeMap<u16, Vec<u32>> {
@@ -532,8 +541,17 @@ mod tests {
         c.window(&r, t0 + 100 * MS, 100 * MS, false);
         let w = c.window(&r, t0 + 200 * MS, 100 * MS, false);
         assert_eq!(w.classes[0].in_flight_age_ns, [400 * MS, 300 * MS, 200 * MS, 100 * MS]);
+        let a = r.begin_task(ProcessId::current(), 1, 0).unwrap();
+        r.begin_request(r.task(a).unwrap(), 5);
+        r.end_request(r.task(a).unwrap(), 0);
+        let w = c.window(&r, t0 + 210 * MS, 100 * MS, false);
+        let waiters: Vec<(u16, usize)> = w.classes.iter().map(|c| (c.class, c.in_flight_age_ns.len())).collect();
+        assert_eq!(waiters, [(5, 4)], "they count for the class that most requests are of");
         let late = c.window(&r, t0 + QUEUE_FRESH_NS, 100 * MS, false);
-        assert!(late.classes.is_empty(), "an observation that is not repeated is out of date");
+        assert!(
+            late.classes.iter().all(|c| c.in_flight_age_ns.is_empty()),
+            "an observation that is not repeated is out of date"
+        );
     }
 
     #[test]

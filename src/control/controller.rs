@@ -397,7 +397,7 @@ impl Controller {
                 decision.outcome = Outcome::WouldCancel;
                 decision.would_have = format!(
                     "freed {} waiting tasks and given back {:.0}% of execution time; expected to hold on for {:.1} s",
-                    pick.victims.len(),
+                    pick.waiting(),
                     pick.relief_share * 100.0,
                     pick.gain_ns / 1e9
                 );
@@ -419,7 +419,7 @@ impl Controller {
                 resource: pick.resource,
                 instance: pick.instance,
                 held_ns: pick.usage_ns,
-                victims: pick.victims.len() as u32,
+                victims: pick.waiting() as u32,
                 reason,
             };
             self.send(region, now_ns, decision, request, log_path);
@@ -613,7 +613,7 @@ fn considered(region: &Region, window: &Window, estimate: &Estimate, choice: &Ch
         gain_ns: p.gain_ns,
         score: p.score,
         relief: p.relief_share,
-        victims: p.victims.len(),
+        victims: p.waiting(),
         ..base(p.task)
     });
     let others = choice.rejected.iter().map(|r| {

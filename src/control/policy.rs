@@ -66,6 +66,8 @@ pub struct Pick {
     pub role: Role,
     /// Tasks it keeps waiting, ascending; never itself.
     pub victims: Vec<TaskId>,
+    /// Waiters that are no tasks yet (a kernel backlog) of the queues of which servers come back.
+    pub untracked_waiting: u64,
     pub score: f64,
     /// Share of all execution time that its end gives back, on top of earlier picks; 0..=1.
     pub relief_share: f64,
@@ -79,6 +81,13 @@ pub struct Pick {
     pub work_lost_ns: u64,
     /// One line in words.
     pub reason: String,
+}
+
+impl Pick {
+    /// All who wait because of it.
+    pub fn waiting(&self) -> usize {
+        self.victims.len().saturating_add(self.untracked_waiting as usize)
+    }
 }
 
 /// A candidate that was considered and not taken.
@@ -372,6 +381,10 @@ impl<'a> Chooser<'a> {
             .expect("a candidate without a use that counts is never taken");
         let task = &self.window.tasks[c.index];
         let resource = self.estimate.resource(best.resource).expect("uses name resources of the window");
+        let counted = c.uses.iter().filter(|u| weight(u) > 0.0).filter_map(|u| self.place(u));
+        let untracked_waiting =
+            counted.fold(0u64, |sum, r| sum.saturating_add(self.window.resources[r].untracked_waiting));
+        let waiting = victims.len().saturating_add(untracked_waiting as usize);
         Pick {
             task: c.task,
             scope: task.scope,
@@ -386,8 +399,9 @@ impl<'a> Chooser<'a> {
             gain_ns: best.gain_ns,
             progress: c.progress,
             work_lost_ns: c.work_lost_ns,
-            reason: reason(resource, best, c, task, victims.len(), rated.relief_share),
+            reason: reason(resource, best, c, task, waiting, rated.relief_share),
             victims,
+            untracked_waiting,
         }
     }
 
@@ -469,28 +483,28 @@ fn duration(ns: f64) -> String {
     }
 }
 
-fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, victims: usize, relief_share: f64) -> String {
+fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, waiting: usize, relief_share: f64) -> String {
     let what = match u.instance {
         0 => r.name.clone(),
         instance => format!("{} {instance}", r.name),
     };
-    let tasks = if victims == 1 { "1 task".to_string() } else { format!("{victims} tasks") };
+    let others = if waiting == 1 { "1 other waits".to_string() } else { format!("{waiting} others wait") };
     let since = duration(u.usage_ns as f64);
     let does = match (u.role, r.kind) {
         (Role::Holds, ResourceKind::Memory) => {
             format!(
-                "holds {} units of {what}, {} of the relievable contention, while {tasks} wait",
+                "holds {} units of {what}, {} of the relievable contention, while {others}",
                 u.usage,
                 percent(u.share)
             )
         }
-        (Role::Holds, _) => format!("has held {what} for {since} while {tasks} wait for it"),
-        (Role::Bars, _) => format!("has waited for {what} for {since} and bars {tasks} behind it"),
+        (Role::Holds, _) => format!("has held {what} for {since} while {others} for it"),
+        (Role::Bars, _) => format!("has waited for {what} for {since} and bars the queue: {others} behind it"),
         (Role::Occupies, _) => {
-            format!("has occupied a server of {what} for {since} while {tasks} wait")
+            format!("has occupied a server of {what} for {since} while {others}")
         }
         (Role::Through, _) => {
-            format!("has blocked those who occupy {what} for {since} while {tasks} wait")
+            format!("has blocked those who occupy {what} for {since} while {others}")
         }
     };
     let ahead = match (c.progress, task.in_request) {

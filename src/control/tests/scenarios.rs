@@ -40,7 +40,7 @@ fn a_lock_held_for_1_s_at_40_percent_gains_1_5_s() {
     let pick = &s.choose().picks[0];
     assert!(near(pick.gain, 1.5e9) && pick.usage == S);
     assert!(pick.reason.contains("held table_lock 7 for 1.0 s") && pick.reason.contains("40% done"), "{}", pick.reason);
-    assert!(pick.reason.contains("15 tasks") && pick.reason.contains("1.5 s to come"), "{}", pick.reason);
+    assert!(pick.reason.contains("15 others wait") && pick.reason.contains("1.5 s to come"), "{}", pick.reason);
 }
 
 #[test]
@@ -615,10 +615,11 @@ fn a_backlog_of_untracked_waiters_makes_a_full_queue_visible() {
     assert_eq!(s.estimate().kind, OverloadKind::Regular);
     (s.window.resources[0].untracked_waiting, s.window.resources[0].untracked_oldest_wait_ns) = (50, 300 * MS);
     assert_eq!(s.estimate().kind, OverloadKind::Resource(vec![1]));
-    assert!(!s.picked().is_empty());
+    let first = &s.choose().picks[0];
+    assert_eq!((first.victims.len(), first.untracked_waiting, first.waiting()), (0, 50, 50));
+    assert!(first.reason.contains("50 others wait"), "{}", first.reason);
 }
 
-/// One task holds `hog` of the buffer pool, nineteen hold 100 units each and wait half of the time.
 #[test]
 fn who_takes_as_long_as_its_class_usually_does_hogs_no_server() {
     let picked = |usual_ms: u64| {
@@ -636,6 +637,7 @@ fn who_takes_as_long_as_its_class_usually_does_hogs_no_server() {
     assert_eq!((picked(400), picked(5)), (0, 2), "two bring the contention under the threshold");
 }
 
+/// One task holds `hog` of the buffer pool, nineteen hold 100 units each and wait half of the time.
 fn pool(hog: u64) -> Story {
     let mut s = Story::new(&[("buffer_pool", Memory)]);
     s.task(1, 4000);

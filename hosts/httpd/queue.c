@@ -242,9 +242,39 @@ static bool starved(void)
     return living > 0 && !(room && living < max_daemons);
 }
 
+/*
+ * The fewest that waited at any sample of the last 100 ms. A full house for a moment is how a busy server works: whoever
+ * comes then is served as soon as a worker is done. Only who was there all the time waits for somebody to let go.
+ */
+#define LASTING_NS 100000000
+static uint64_t lasting(uint64_t waiting, uint64_t now_ns)
+{
+    static struct
+    {
+        uint64_t time_ns, waiting;
+    } samples[32];
+    static unsigned newest;
+    uint64_t fewest = waiting;
+    bool covered = false;
+
+    for (unsigned back = 0; back < 31 && !covered; back++) {
+        const unsigned at = (newest - back) % 32;
+
+        if (samples[at].time_ns == 0)
+            break;
+        if (samples[at].waiting < fewest)
+            fewest = samples[at].waiting;
+        covered = now_ns - samples[at].time_ns >= LASTING_NS;
+    }
+    newest++;
+    samples[newest % 32].time_ns = now_ns;
+    samples[newest % 32].waiting = waiting;
+    return covered ? fewest : 0;
+}
+
 void ath_queue_sample(void)
 {
-    uint64_t depth = 0, limit = 0, accepted = 0, waiting, oldest_ns, backlog_ns;
+    uint64_t depth = 0, limit = 0, accepted = 0, waiting, oldest_ns, backlog_ns, now_ns = ath_now_ns();
     bool all_taken;
 
     if (ap_num_listen_buckets > 1)
@@ -253,7 +283,7 @@ void ath_queue_sample(void)
         backlog_of_sockets(&depth, &limit);
     for (uint32_t i = 0; i < ath_shared_memory->rows; i++)
         accepted += ATH_LOAD(ath_shared_memory->row[i].accepted);
-    backlog_ns = ath_fifo_observe(ath_shared_memory->fifo, accepted, depth, ath_now_ns());
+    backlog_ns = ath_fifo_observe(ath_shared_memory->fifo, accepted, depth, now_ns);
 
     all_taken = depth > 0 && starved();
     waiting = all_taken ? depth : 0;
@@ -268,7 +298,8 @@ void ath_queue_sample(void)
         if (parked_ns > oldest_ns)
             oldest_ns = parked_ns;
     }
-    atropos_queue_observed(ath_slots, waiting, oldest_ns);
+    waiting = lasting(waiting, now_ns);
+    atropos_queue_observed(ath_slots, waiting, waiting > 0 ? oldest_ns : 0);
     ATH_STORE(ath_shared_memory->backlog, depth);
     ATH_STORE(ath_shared_memory->backlog_ns, backlog_ns);
     ATH_STORE(ath_shared_memory->backlog_limit, limit);

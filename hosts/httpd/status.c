@@ -141,7 +141,7 @@ typedef struct page
 {
     request_rec *r;
     int depth, table_depth; /* table_depth: of the array whose elements are rows; 0 = none */
-    bool heads_done;
+    bool heads_done, in_list;
     apr_array_header_t *heads, *cells; /* of the row: const char *, HTML */
 } page;
 
@@ -169,6 +169,13 @@ static void print_row(page *p)
     apr_array_clear(p->cells);
 }
 
+static void end_list(page *p)
+{
+    if (p->in_list)
+        ap_rputs("</dl>\n", p->r);
+    p->in_list = false;
+}
+
 /* Scalars are a list; an array of objects is a table, with what is nested in a row told in its cell. */
 static void element(void *arg, ath_json_event event, const char *key, const char *value)
 {
@@ -187,15 +194,13 @@ static void element(void *arg, ath_json_event event, const char *key, const char
             }
         }
         else if (p->table_depth == 0) {
+            end_list(p);
             if (name != NULL)
                 ap_rprintf(p->r, "<h%d>%s</h%d>\n", p->depth, name, p->depth);
             if (event == ATH_JSON_ARRAY) {
                 p->table_depth = p->depth;
                 p->heads_done = false;
                 ap_rputs("<table>\n", p->r);
-            }
-            else if (p->depth > 1) {
-                ap_rputs("<dl>\n", p->r);
             }
         }
         break;
@@ -206,14 +211,17 @@ static void element(void *arg, ath_json_event event, const char *key, const char
             ap_rputs("</table>\n", p->r);
             p->table_depth = 0;
         }
-        else if (p->table_depth == 0 && p->depth > 1) {
-            ap_rputs("</dl>\n", p->r);
+        else if (p->table_depth == 0) {
+            end_list(p);
         }
         p->depth--;
         break;
     default:
         value = ap_escape_html(p->r->pool, value);
         if (!in_row && p->table_depth == 0) {
+            if (!p->in_list)
+                ap_rputs("<dl>\n", p->r);
+            p->in_list = true;
             ap_rprintf(p->r, "<dt>%s</dt><dd>%s</dd>\n", name != NULL ? name : "", value);
         }
         else if (p->depth == p->table_depth + 1) {

@@ -4,6 +4,7 @@
 -- Environment (set by the bench driver):
 --   ATROPOS_BENCH_LOG   prefix of the log files: <prefix>.<thread>.bin, and <prefix>.<thread>.err for error texts
 --   ATROPOS_BENCH_TEST  read_write | read_only | write_only: which stock script is the load
+--   ATROPOS_BENCH_MOVE_NS  a time on CLOCK_MONOTONIC, in ns: from then on all work is on the last table (optional)
 --
 -- Record (24 bytes, host byte order): int64 start_ns (CLOCK_MONOTONIC), int64 latency_ns, int32 status, int32 thread.
 -- Status: see the constants below; the Rust reader mirrors them.
@@ -20,7 +21,7 @@ int fflush(void *file);
 int fclose(void *file);
 ]]
 
-local OK, CONFLICT, CANCELLED, CONNECTION, OTHER = 0, 1, 2, 3, 4
+local OK, CONFLICT, CANCELLED, CONNECTION, OTHER, TIMED_OUT = 0, 1, 2, 3, 4, 5
 local CLOCK_MONOTONIC = 1
 local FLUSH_NS = 500 * 1000 * 1000
 
@@ -32,24 +33,40 @@ local function now_ns()
    return ffi.cast("int64_t", now_spec.tv_sec) * 1000000000LL + now_spec.tv_nsec
 end
 
--- Deadlocks, serialization failures and unique violations belong to the stock load (a delete/insert pair races with
--- its twin); sysbench too restarts such transactions.
-local conflicts = { ["40P01"] = true, ["40001"] = true, ["23505"] = true }
-local broken = { ["57P01"] = true, ["57P02"] = true, ["57P03"] = true, ["25P03"] = true }
+-- By SQLSTATE (PostgreSQL) and error number (MySQL). Deadlocks, serialization failures and unique violations belong
+-- to the stock load (a delete/insert pair races with its twin); sysbench too restarts such transactions.
+local statuses = {
+   ["40P01"] = CONFLICT, ["40001"] = CONFLICT, ["23505"] = CONFLICT, ["57014"] = CANCELLED,
+   ["57P01"] = CONNECTION, ["57P02"] = CONNECTION, ["57P03"] = CONNECTION, ["25P03"] = CONNECTION, [""] = CONNECTION,
+   [1213] = CONFLICT, [1062] = CONFLICT, [1317] = CANCELLED, [1205] = TIMED_OUT, [3024] = TIMED_OUT,
+   [1053] = CONNECTION, [2006] = CONNECTION, [2013] = CONNECTION, [4031] = CONNECTION,
+}
 
-local function status_of(err)
-   if type(err) ~= "table" then return CONNECTION end -- an API error: the connection is gone
-   local state = err.sql_state or ""
-   if conflicts[state] then return CONFLICT end
-   if state == "57014" then return CANCELLED end
-   if state == "" or broken[state] or state:sub(1, 2) == "08" then return CONNECTION end
-   return OTHER
+local function code_of(err)
+   if type(err) ~= "table" then return "" end -- an API error: the connection is gone
+   if drv:name() == "mysql" then return err.sql_errno end
+   return err.sql_state or ""
+end
+
+local function status_of(code)
+   if type(code) == "string" and code:sub(1, 2) == "08" then return CONNECTION end
+   return statuses[code] or OTHER
 end
 
 -- Every SQL error comes to event() below instead of ending the load.
 function sysbench.hooks.sql_error_ignorable(err) return true end
 
 local stock_thread_init, stock_thread_done, stock_event = thread_init, thread_done, event
+
+local move_ns = tonumber(os.getenv("ATROPOS_BENCH_MOVE_NS") or "")
+if move_ns then
+   -- The stock script draws a table as uniform(1, tables).
+   local draw = sysbench.rand.uniform
+   function sysbench.rand.uniform(low, high)
+      if low == 1 and high == sysbench.opt.tables and now_ns() >= move_ns then return high end
+      return draw(low, high)
+   end
+end
 
 function thread_init()
    now_spec, record = ffi.new("bench_timespec"), ffi.new("bench_record")
@@ -95,10 +112,11 @@ function event()
    local start = now_ns()
    local ok, err = pcall(stock_event)
    if ok then return write(start, OK) end
-   local status = status_of(err)
+   local code = code_of(err)
+   local status = status_of(code)
    write(start, status)
    if log_err then
-      local text = type(err) == "table" and (err.sql_state .. "\t" .. one_line(err.sql_errmsg)) or ("\t" .. one_line(err))
+      local text = code .. "\t" .. one_line(type(err) == "table" and err.sql_errmsg or err)
       log_err:write(string.format("%s\t%d\t%s\n", tostring(start):gsub("LL$", ""), status, text))
       log_err:flush()
    end

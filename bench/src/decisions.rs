@@ -10,7 +10,7 @@ pub struct Decision {
     pub id: u64,
     /// When it was first logged, on CLOCK_MONOTONIC.
     pub time_ns: i64,
-    /// The task's key: for PostgreSQL the backend's pid.
+    /// The task's key, as in `cases::Actor`.
     pub key: i64,
     pub resource: String,
     pub instance: u64,

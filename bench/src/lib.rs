@@ -2,11 +2,15 @@
 pub mod cases;
 pub mod clock;
 pub mod decisions;
+pub mod dirs;
 pub mod guard;
+pub mod host;
+pub mod http;
 pub mod integration;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod mysql;
 pub mod overhead;
 pub mod pg;
 pub mod race;

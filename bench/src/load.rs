@@ -1,6 +1,6 @@
 //! The victims: Debian's sysbench with our Lua script, and the transactions it logged.
 use crate::guard::Guarded;
-use crate::pg::session;
+use crate::host::Host;
 use anyhow::{bail, Context, Result};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,13 +21,21 @@ pub struct Load {
     pub threads: u32,
     pub tables: u32,
     pub rows: u32,
+    /// From the noise's start on all of it turns to the last table.
+    pub moves: bool,
     /// Further sysbench options, e.g. `--rand-type=pareto`.
     pub options: Vec<String>,
 }
 
 impl Load {
-    pub fn oltp(threads: u32, tables: u32, rows: u32) -> Load {
-        Load { schema: "public", test: "read_write", threads, tables, rows, options: vec![] }
+    pub fn oltp(schema: &'static str, threads: u32, tables: u32, rows: u32) -> Load {
+        Load { schema, test: "read_write", threads, tables, rows, moves: false, options: vec![] }
+    }
+
+    /// Rows are picked evenly: sysbench's default of a few hot rows makes conflicts and deadlocks by chance. Those
+    /// belong to x5 and to group B of x3.
+    pub fn evenly(self) -> Load {
+        Load { options: vec!["--rand-type=uniform".into()], ..self }
     }
 }
 
@@ -36,11 +44,13 @@ pub enum Status {
     Ok,
     /// Deadlock, serialization failure or unique violation: part of the stock load.
     Conflict,
-    /// SQLSTATE 57014, whoever asked for it.
+    /// PostgreSQL's 57014, MySQL's 1317, whoever asked for it.
     Cancelled,
     /// The connection went.
     Connection,
     Other,
+    /// A time limit of the server's own: MySQL's 1205 (lock wait) and 3024 (execution).
+    TimedOut,
 }
 
 /// One transaction as its client saw it; times on CLOCK_MONOTONIC.
@@ -61,7 +71,8 @@ impl Transaction {
 pub struct LoadError {
     pub start_ns: i64,
     pub status: Status,
-    pub sqlstate: String,
+    /// As in `cases::Failure`.
+    pub code: String,
     pub text: String,
 }
 
@@ -87,27 +98,14 @@ struct Tail {
     lines: Vec<String>,
 }
 
-fn sysbench(socket_dir: &Path, schema: &str) -> Command {
-    let mut command = Command::new("sysbench");
-    command
-        .arg("--db-driver=pgsql")
-        .arg(format!("--pgsql-host={}", socket_dir.display()))
-        .arg(format!("--pgsql-port={}", session::PORT))
-        .arg(format!("--pgsql-user={}", session::USER))
-        .arg(format!("--pgsql-db={}", session::DATABASE))
-        .env("PGOPTIONS", format!("-c search_path={schema}"))
-        .env("PGAPPNAME", "sysbench")
-        .stdin(Stdio::null());
-    command
-}
-
-/// Creates sysbench's tables.
-pub fn prepare(socket_dir: &Path, schema: &str, tables: u32, rows: u32) -> Result<()> {
-    let out = sysbench(socket_dir, schema)
+/// Creates sysbench's tables; `sysbench` is connected to where they shall be.
+pub fn prepare(mut sysbench: Command, tables: u32, rows: u32) -> Result<()> {
+    let out = sysbench
         .args(["oltp_read_write", "--threads=2", "--rand-seed=1"])
         .arg(format!("--tables={tables}"))
         .arg(format!("--table-size={rows}"))
         .arg("prepare")
+        .stdin(Stdio::null())
         .output()
         .context("run sysbench (install it: apt-get install sysbench)")?;
     if !out.status.success() {
@@ -129,12 +127,21 @@ pub fn version() -> String {
 }
 
 impl Load {
-    /// Starts the load for `seconds`; logs go to `<dir>/load-<name>.*`.
-    pub fn start(&self, dir: &Path, name: &str, seconds: f64, seed: u64) -> Result<RunningLoad> {
+    /// Starts the load for `seconds` on the server in `dir`; logs go to `<dir>/load-<name>.*`. `noise_ns` is when the
+    /// noise will start, for a load that moves then.
+    pub fn start(
+        &self,
+        host: &dyn Host,
+        dir: &Path,
+        name: &str,
+        seconds: f64,
+        seed: u64,
+        noise_ns: i64,
+    ) -> Result<RunningLoad> {
         let script = dir.join("oltp_logged.lua");
         fs::write(&script, LUA)?;
         let prefix = dir.join(format!("load-{name}"));
-        let mut command = sysbench(dir, self.schema);
+        let mut command = host.sysbench(dir, self.schema);
         command
             .arg(&script)
             .arg(format!("--threads={}", self.threads))
@@ -148,8 +155,12 @@ impl Load {
             .arg("run")
             .env("ATROPOS_BENCH_LOG", &prefix)
             .env("ATROPOS_BENCH_TEST", self.test)
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if self.moves {
+            command.env("ATROPOS_BENCH_MOVE_NS", noise_ns.to_string());
+        }
         let mut process = Guarded::spawn(command, libc::SIGKILL, None)
             .context("start sysbench (install it: apt-get install sysbench)")?;
         let tail = Arc::new(Mutex::new(Tail::default()));
@@ -238,9 +249,9 @@ impl LoadLog {
         for line in fs::read_to_string(errors)?.lines() {
             let mut parts = line.splitn(4, '\t');
             let mut next = || parts.next().unwrap_or_default().to_owned();
-            let (start, status, sqlstate, text) = (next(), next(), next(), next());
+            let (start, status, code, text) = (next(), next(), next(), next());
             let start_ns = start.parse().with_context(|| format!("{}: bad line {line:?}", errors.display()))?;
-            self.errors.push(LoadError { start_ns, status: Status::of(status.parse()?)?, sqlstate, text });
+            self.errors.push(LoadError { start_ns, status: Status::of(status.parse()?)?, code, text });
         }
         Ok(())
     }
@@ -262,6 +273,7 @@ impl Status {
             2 => Status::Cancelled,
             3 => Status::Connection,
             4 => Status::Other,
+            5 => Status::TimedOut,
             _ => bail!("unknown status {code} in the load's log"),
         })
     }

@@ -1,10 +1,9 @@
 //! `atropos-bench`: runs overload cases, the overhead comparison and the integration checks on real servers.
 use anyhow::{bail, Context, Result};
-use atropos_bench::pg::cluster::{base_settings, guc, Guc};
-use atropos_bench::pg::install::{Install, Variant};
+use atropos_bench::host::{self, Host, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, Recorded};
-use atropos_bench::{cases, clock, guard, integration, load, machine, overhead, race, replay, runner};
+use atropos_bench::{cases, clock, guard, integration, load, machine, mysql, overhead, pg, race, replay, runner};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fs::File;
 use std::io::Write;
@@ -42,30 +41,40 @@ enum ModeArg {
     Off,
     Observe,
     Enforce,
+    Timeouts,
+    PtKill,
     All,
+    Peers,
 }
 
 impl ModeArg {
-    fn modes(self) -> Vec<Mode> {
+    fn modes(self, host: &dyn Host) -> Vec<Mode> {
         match self {
             ModeArg::Clean => vec![Mode::Clean],
             ModeArg::Off => vec![Mode::Off],
             ModeArg::Observe => vec![Mode::Observe],
             ModeArg::Enforce => vec![Mode::Enforce],
-            ModeArg::All => Mode::ALL.to_vec(),
+            ModeArg::Timeouts => vec![Mode::Timeouts],
+            ModeArg::PtKill => vec![Mode::PtKill],
+            ModeArg::All => vec![Mode::Clean, Mode::Off, Mode::Observe, Mode::Enforce],
+            ModeArg::Peers => host.peers().to_vec(),
         }
     }
 }
 
 #[derive(Args)]
 struct CaseArgs {
-    /// c6, x1, x3, x4, x5, x9, n1 or n2
+    /// c1, c2, c6, x1, x3, x4, x5, x9, n1 or n2
     case: Option<String>,
+    /// The server [default: postgresql where the case exists there]
+    #[arg(long, value_enum)]
+    host: Option<HostId>,
     /// Say what the cases are and stop
     #[arg(long)]
     list: bool,
-    /// clean: no noise, Atropos off; off: noise, Atropos off; all: these and the others, interleaved round by round.
-    /// May be given several times [default: enforce]
+    /// clean: no noise, Atropos off; off: noise, Atropos off; all: these, observe and enforce, interleaved round by
+    /// round; timeouts (the server's own limits) and pt_kill are peers, Atropos off, shown beside it and not judged;
+    /// peers: all that the host has. May be given several times [default: enforce]
     #[arg(long, value_enum)]
     mode: Vec<ModeArg>,
     /// Rounds
@@ -79,16 +88,16 @@ struct CaseArgs {
     duration: Option<f64>,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A server setting, e.g. atropos.slo=50; may be given several times
-    #[arg(long, value_parser = parse_guc)]
-    set: Vec<Guc>,
+    /// A server setting, e.g. atropos.slo=50 (MySQL: atropos_slo_ms=50); may be given several times
+    #[arg(long, value_parser = parse_setting)]
+    set: Vec<Setting>,
     /// Write bench/results/<case>-<date>.json and .md
     #[arg(long)]
     record: bool,
     /// vanilla: only for modes clean and off, to see the case itself
     #[arg(long, value_enum, default_value = "patched", hide = true)]
     variant: Variant,
-    /// Another installation of PostgreSQL 15
+    /// Another installation of the server
     #[arg(long, hide = true)]
     prefix: Option<PathBuf>,
 }
@@ -102,6 +111,8 @@ enum WorkloadArg {
 
 #[derive(Args)]
 struct OverheadArgs {
+    #[arg(long, value_enum, default_value = "postgresql")]
+    host: HostId,
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: u32,
     /// Measured seconds for each server in each pair
@@ -120,14 +131,16 @@ struct OverheadArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// A setting of both servers
-    #[arg(long, value_parser = parse_guc)]
-    set: Vec<Guc>,
+    #[arg(long, value_parser = parse_setting)]
+    set: Vec<Setting>,
     #[arg(long)]
     record: bool,
 }
 
 #[derive(Args)]
 struct IntegrationArgs {
+    #[arg(long, value_enum, default_value = "postgresql")]
+    host: HostId,
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only checks whose name contains this
@@ -146,6 +159,8 @@ enum RaceKind {
 
 #[derive(Args)]
 struct RaceArgs {
+    #[arg(long, value_enum, default_value = "postgresql")]
+    host: HostId,
     #[arg(long, default_value_t = 100_000)]
     statements: u64,
     #[arg(long, value_enum, default_value = "both")]
@@ -161,13 +176,25 @@ struct RaceArgs {
     prefix: Option<PathBuf>,
 }
 
-fn parse_guc(text: &str) -> Result<Guc, String> {
+fn parse_setting(text: &str) -> Result<Setting, String> {
     let (name, value) = text.split_once('=').ok_or_else(|| format!("{text:?}: it must be name=value"))?;
     let name = name.trim();
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.') {
         return Err(format!("{name:?} is no name of a setting"));
     }
-    Ok(guc(name, format!("'{}'", value.trim().trim_matches('\'').replace('\'', "''"))))
+    if value.contains('\n') {
+        return Err(format!("{name}: a value is one line"));
+    }
+    Ok((name.to_owned(), value.trim().trim_matches('\'').to_owned()))
+}
+
+/// `settings` as the host's configuration file wants them.
+fn written_for(host: HostId, settings: &[Setting]) -> Vec<Setting> {
+    let quoted = |v: &str| match host {
+        HostId::Postgresql => format!("'{}'", v.replace('\'', "''")),
+        _ => v.to_owned(),
+    };
+    settings.iter().map(|(name, value)| host::setting(name, quoted(value))).collect()
 }
 
 fn main() -> ExitCode {
@@ -175,10 +202,7 @@ fn main() -> ExitCode {
     let done = guard::install_handler().and_then(|()| match cli.command {
         Command::Case(a) => case(a),
         Command::Overhead(a) => overhead_command(a),
-        Command::Integration(a) => {
-            integration::run(&Install::find(Variant::Patched, a.prefix.as_deref())?, a.seed, a.only.as_deref())
-                .map(|()| true)
-        }
+        Command::Integration(a) => integration_command(a).map(|()| true),
         Command::Race(a) => race_command(a),
         Command::Replay { file } => std::fs::read_to_string(&file)
             .with_context(|| format!("read {}", file.display()))
@@ -205,32 +229,33 @@ fn json_lines(path: Option<&PathBuf>) -> Result<Option<File>> {
 
 fn case(a: CaseArgs) -> Result<bool> {
     if a.list {
-        for c in cases::CASES {
-            println!("{:3} {}\n    stands for: {}", c.id, c.title, c.stands_for);
+        for c in cases::all() {
+            println!("{:3} {} ({})\n    stands for: {}", c.id, c.title, c.host.title(), c.stands_for);
         }
         return Ok(true);
     }
     let Some(id) = a.case.as_deref() else { bail!("which case? `--list` tells them") };
-    let case = cases::find(id)?;
-    let install = Install::find(a.variant, a.prefix.as_deref())?;
+    let case = cases::find(id, a.host)?;
+    let host = &*host::find(case.host, a.variant, a.prefix.as_deref())?;
     let mut modes: Vec<Mode> =
-        if a.mode.is_empty() { vec![Mode::Enforce] } else { a.mode.iter().flat_map(|m| m.modes()).collect() };
+        if a.mode.is_empty() { vec![Mode::Enforce] } else { a.mode.iter().flat_map(|m| m.modes(host)).collect() };
     modes.sort_unstable();
     modes.dedup();
     if a.duration.is_some_and(|d| !(1.0..=86_400.0).contains(&d)) {
         bail!("--duration must be 1 to 86400 seconds");
     }
-    let options = runner::Options { seed: a.seed, duration_s: a.duration, set: a.set.clone() };
+    let options = runner::Options { seed: a.seed, duration_s: a.duration, set: written_for(case.host, &a.set) };
     let mut json = json_lines(a.json.as_ref())?;
     eprintln!(
-        "{}: {} (PostgreSQL {}, {} rounds of {})",
+        "{}: {} ({} {}, {} rounds of {})",
         case.id,
         case.title,
-        install.version,
+        host.id().title(),
+        host.version(),
         a.runs,
         modes.iter().map(|m| m.name()).collect::<Vec<_>>().join(", ")
     );
-    let records = runner::run_rounds(&install, case, &modes, a.runs, &options, |r: &Record| {
+    let records = runner::run_rounds(host, case, &modes, a.runs, &options, |r: &Record| {
         println!("{}", runner::summary(r));
         if let Some(file) = &mut json {
             writeln!(file, "{}", serde_json::to_string(r)?)?;
@@ -249,31 +274,32 @@ fn case(a: CaseArgs) -> Result<bool> {
     }
     println!("\n{text}");
     if a.record {
-        let settings = base_settings()
+        let settings = host
+            .base_settings()
             .into_iter()
             .chain((case.settings)())
-            .chain(a.set)
+            .chain(options.set)
             .map(|(n, v)| format!("{n} = {v}"))
             .collect();
         let recorded = Recorded {
             date: clock::today(),
             command: &results::command_line(),
             machine: machine::Machine::here(),
-            versions: vec![format!("PostgreSQL {}", install.version), load::version()],
+            versions: vec![format!("{} {}", host.id().title(), host.version()), load::version()],
             settings,
             results: &records,
         };
-        results::record(case.id, &recorded, &text)?;
+        results::record(&recorded_name(case.id, case.host), &recorded, &text)?;
     }
     Ok(judged.iter().all(|(holds, _)| *holds))
 }
 
-/// The floor of the issue: what the patched server keeps of the vanilla one's throughput.
+/// What is asked of a host: what the patched server keeps of the vanilla one's throughput.
 const OVERHEAD_FLOOR: f64 = 0.996;
 
 fn overhead_command(a: OverheadArgs) -> Result<bool> {
-    let vanilla = Install::find(Variant::Vanilla, None)?;
-    let patched = Install::find(Variant::Patched, None)?;
+    let vanilla = &*host::find(a.host, Variant::Vanilla, None)?;
+    let patched = &*host::find(a.host, Variant::Patched, None)?;
     let workloads = match a.workload {
         WorkloadArg::ReadOnly => vec![overhead::Workload::ReadOnly],
         WorkloadArg::ReadWrite => vec![overhead::Workload::ReadWrite],
@@ -288,12 +314,12 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
         threads: a.threads,
         mode: a.mode,
         seed: a.seed,
-        set: a.set.clone(),
+        set: written_for(a.host, &a.set),
     };
     let mut json = json_lines(a.json.as_ref())?;
     let mut pairs = vec![];
     for workload in workloads {
-        pairs.extend(overhead::run(&vanilla, &patched, workload, &options, |p| {
+        pairs.extend(overhead::run(vanilla, patched, workload, &options, |p| {
             println!(
                 "{} pair {}: vanilla {:.0} tps, patched {:.0} tps, ratio {:.4}, CPU for each transaction {:.4}",
                 p.workload, p.pair, p.vanilla_tps, p.patched_tps, p.tps_ratio, p.cpu_ratio
@@ -310,33 +336,76 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
             date: clock::today(),
             command: &results::command_line(),
             machine: machine::Machine::here(),
-            versions: vec![format!("PostgreSQL {}", patched.version), load::version()],
-            settings: base_settings()
+            versions: vec![format!("{} {}", a.host.title(), patched.version()), load::version()],
+            settings: patched
+                .base_settings()
                 .into_iter()
-                .chain(a.set)
+                .chain(options.set)
                 .map(|(n, v)| format!("{n} = {v}"))
-                .chain([format!("atropos.mode = {}", a.mode.name())])
+                .chain([format!("Atropos's mode = {}", a.mode.name())])
                 .collect(),
             results: &pairs,
         };
-        results::record("overhead", &recorded, &text)?;
+        results::record(&recorded_name("overhead", a.host), &recorded, &text)?;
     }
     Ok(ok)
 }
 
+/// Results on other hosts than the first one carry its name.
+fn recorded_name(what: &str, host: HostId) -> String {
+    match host {
+        HostId::Postgresql => what.to_owned(),
+        other => format!("{what}-{}", other.name()),
+    }
+}
+
+fn integration_command(a: IntegrationArgs) -> Result<()> {
+    let (prefix, only) = (a.prefix.as_deref(), a.only.as_deref());
+    match a.host {
+        HostId::Postgresql => {
+            let install = pg::install::Install::find(Variant::Patched, prefix)?;
+            integration::run(pg::integration::CHECKS, &install, a.seed, only)
+        }
+        HostId::Mysql => {
+            let install = mysql::install::Install::find(Variant::Patched, prefix)?;
+            integration::run(mysql::integration::CHECKS, &install, a.seed, only)
+        }
+        HostId::Httpd => bail!("the checks on httpd are not here yet"),
+    }
+}
+
+/// Statements, seed and the longest time.
+type Run<'a> = Box<dyn Fn(u64, u64, Duration) -> Result<race::Report> + 'a>;
+
 fn race_command(a: RaceArgs) -> Result<bool> {
-    let install = Install::find(Variant::Patched, a.prefix.as_deref())?;
+    let prefix = a.prefix.as_deref();
+    let (contention, aimed): (Run, Run) = match a.host {
+        HostId::Postgresql => {
+            let install = pg::install::Install::find(Variant::Patched, prefix)?;
+            let other = install.clone();
+            (
+                Box::new(move |n, seed, limit| pg::race::contention(&install, n, seed, limit)),
+                Box::new(move |n, seed, limit| pg::race::aimed(&other, n, seed, limit)),
+            )
+        }
+        HostId::Mysql => {
+            let install = mysql::install::Install::find(Variant::Patched, prefix)?;
+            let other = install.clone();
+            (
+                Box::new(move |n, seed, limit| mysql::race::contention(&install, n, seed, limit)),
+                Box::new(move |n, seed, limit| mysql::race::aimed(&other, n, seed, limit)),
+            )
+        }
+        HostId::Httpd => bail!("httpd has no race: its requests are cancelled by their own checks"),
+    };
     let mut json = json_lines(a.json.as_ref())?;
     let limit = Duration::from_secs(a.limit);
     let mut ok = true;
-    for (kind, name) in [(RaceKind::Contention, "contention"), (RaceKind::Aimed, "aimed")] {
+    for (kind, name, race) in [(RaceKind::Contention, "contention", contention), (RaceKind::Aimed, "aimed", aimed)] {
         if a.kind != kind && a.kind != RaceKind::Both {
             continue;
         }
-        let report = match kind {
-            RaceKind::Aimed => race::aimed(&install, a.statements, a.seed, limit)?,
-            _ => race::contention(&install, a.statements, a.seed, limit)?,
-        };
+        let report = race(a.statements, a.seed, limit)?;
         println!("{}", report.text(name));
         if let Some(file) = &mut json {
             writeln!(file, "{}", serde_json::to_string(&serde_json::json!({"race": name, "report": report}))?)?;

@@ -5,13 +5,10 @@
 //! the sums over its slices. CPU time for each transaction is reported beside it: on a shared machine it is the
 //! steadier measure.
 use crate::clock::now_ns;
+use crate::host::{Dataset, Host, Server, Setting};
 use crate::load::Load;
 use crate::measure;
-use crate::pg::cluster::{new_run_dir, Cluster, Guc};
-use crate::pg::install::{Install, Variant};
-use crate::pg::template::{self, Dataset};
 use crate::record::{markdown, Mode};
-use crate::runner::module_settings;
 use anyhow::{bail, Result};
 use serde::Serialize;
 use std::time::Duration;
@@ -39,7 +36,7 @@ pub struct Options {
     pub threads: u32,
     pub mode: Mode,
     pub seed: u64,
-    pub set: Vec<Guc>,
+    pub set: Vec<Setting>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -74,44 +71,39 @@ const SLICES: u32 = 4;
 const WARMUP_S: f64 = 1.0;
 
 pub fn run(
-    vanilla: &Install,
-    patched: &Install,
+    vanilla: &dyn Host,
+    patched: &dyn Host,
     workload: Workload,
     o: &Options,
     mut each: impl FnMut(&Pair),
 ) -> Result<Vec<Pair>> {
-    let dataset = Dataset::oltp(10, 10_000);
-    let template = template::data_dir(vanilla, &dataset)?;
+    let load = Load { test: workload.test(), ..Load::oltp(vanilla.schema(), o.threads, 10, 10_000) };
+    let dataset = Dataset::oltp(vanilla.schema(), load.tables, load.rows);
+    let hosts = [vanilla, patched];
     let mut pairs = vec![];
     for pair in 1..=o.pairs {
-        let start = |install: &Install| -> Result<Cluster> {
-            let dir = new_run_dir()?;
-            let mut settings = vec![];
-            if install.variant == Variant::Patched {
-                settings = module_settings(o.mode, &dir.join("decisions.jsonl"));
-            }
-            settings.extend(o.set.iter().cloned());
-            Cluster::start_copy(install, dir, &template, &settings, &format!("overhead-{pair}"))
+        let start = |host: &dyn Host| host.start(&dataset, Some(o.mode), &o.set, &format!("overhead-{pair}"));
+        let servers = [start(vanilla)?, start(patched)?];
+        let measure = |which: usize, seconds: f64, seed: u64| -> Result<Slice> {
+            slice(hosts[which], &*servers[which], &load, seconds, o.seed + seed)
         };
-        let clusters = [start(vanilla)?, start(patched)?];
         let mut sides = [Side::default(), Side::default()];
         // One unmeasured slice each fills the caches; then A B B A, and B A A B in the next pair.
-        for cluster in &clusters {
-            slice(cluster, workload, o, 2.0, 0)?;
+        for which in [0, 1] {
+            measure(which, 2.0, 0)?;
         }
         for i in 0..SLICES * 2 {
             let which = (i.div_ceil(2) + pair) as usize % 2;
             let side = &mut sides[which];
-            let cpu_ns = clusters[which].cpu_ns();
-            let (part, all) =
-                slice(&clusters[which], workload, o, o.seconds / f64::from(SLICES), u64::from(pair * 100 + i / 2))?;
-            side.cpu_ns += clusters[which].cpu_ns() - cpu_ns;
-            side.completed += part.completed;
-            side.seconds += part.completed as f64 / part.tps;
-            side.all += all;
-            side.p99_ms.push(part.p99_ms);
+            let cpu_ns = servers[which].cpu_ns();
+            let slice = measure(which, o.seconds / f64::from(SLICES), u64::from(pair * 100 + i / 2))?;
+            side.cpu_ns += servers[which].cpu_ns() - cpu_ns;
+            side.completed += slice.part.completed;
+            side.seconds += slice.part.completed as f64 / slice.part.tps;
+            side.all += slice.all;
+            side.p99_ms.push(slice.part.p99_ms);
         }
-        let decisions = std::fs::read_to_string(clusters[1].decision_log()).map_or(0, |t| t.lines().count());
+        let decisions = std::fs::read_to_string(servers[1].decision_log()).map_or(0, |t| t.lines().count());
         let tps = |s: &Side| s.completed as f64 / s.seconds;
         let cpu_us = |s: &Side| s.cpu_ns as f64 / 1e3 / s.all as f64;
         let p99 = |s: &Side| measure::spread(s.p99_ms.iter().copied()).map_or(f64::NAN, |s| s.0);
@@ -131,22 +123,21 @@ pub fn run(
         };
         each(&done);
         pairs.push(done);
-        for cluster in clusters {
-            cluster.finish()?;
+        for server in servers {
+            server.finish()?;
         }
     }
     Ok(pairs)
 }
 
-fn slice(
-    cluster: &Cluster,
-    workload: Workload,
-    o: &Options,
-    seconds: f64,
-    seed: u64,
-) -> Result<(measure::Part, usize)> {
-    let load = Load { test: workload.test(), ..Load::oltp(o.threads, 10, 10_000) };
-    let running = load.start(cluster.dir(), "overhead", WARMUP_S + seconds, o.seed + seed)?;
+struct Slice {
+    part: measure::Part,
+    /// Transactions including the warm-up's.
+    all: usize,
+}
+
+fn slice(host: &dyn Host, server: &dyn Server, load: &Load, seconds: f64, seed: u64) -> Result<Slice> {
+    let running = load.start(host, server.dir(), "overhead", WARMUP_S + seconds, seed, 0)?;
     let log = running.finish(Duration::from_secs_f64(seconds + 60.0))?;
     if let Some(died) = log.died {
         bail!("{died}");
@@ -156,7 +147,8 @@ fn slice(
     };
     debug_assert!(last.end_ns() <= now_ns());
     let from = first.start_ns + (WARMUP_S * 1e9) as i64;
-    Ok((measure::part(&log.transactions, from, from + (seconds * 1e9) as i64), log.transactions.len()))
+    let part = measure::part(&log.transactions, from, from + (seconds * 1e9) as i64);
+    Ok(Slice { part, all: log.transactions.len() })
 }
 
 /// Medians and ranges; and whether the median ratio holds against `at_least`.

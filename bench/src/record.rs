@@ -8,24 +8,40 @@ use serde_json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// No noise; the module is loaded with `atropos.mode = off`.
+    /// No noise; the module is loaded and its mode is off.
     Clean,
-    /// Noise; the module is loaded with `atropos.mode = off`.
+    /// Noise; the module is loaded and its mode is off.
     Off,
     Observe,
     Enforce,
+    /// Peers: as off, with the server's own time limits set; shown beside Atropos, not judged.
+    Timeouts,
+    /// As off, with pt-kill (percona-toolkit) running.
+    PtKill,
+    /// As off, with mod_qos (httpd) loaded.
+    ModQos,
 }
 
 impl Mode {
-    pub const ALL: [Mode; 4] = [Mode::Clean, Mode::Off, Mode::Observe, Mode::Enforce];
+    pub const ALL: [Mode; 7] =
+        [Mode::Clean, Mode::Off, Mode::Observe, Mode::Enforce, Mode::Timeouts, Mode::PtKill, Mode::ModQos];
 
     pub fn name(self) -> &'static str {
-        ["clean", "off", "observe", "enforce"][self as usize]
+        ["clean", "off", "observe", "enforce", "timeouts", "pt_kill", "mod_qos"][self as usize]
     }
 
-    /// The value of `atropos.mode`.
-    pub fn guc(self) -> &'static str {
-        ["off", "off", "observe", "enforce"][self as usize]
+    /// The mode that Atropos itself is in.
+    pub fn atropos(self) -> &'static str {
+        match self {
+            Mode::Observe => "observe",
+            Mode::Enforce => "enforce",
+            _ => "off",
+        }
+    }
+
+    /// Whether others than Atropos act.
+    pub fn peer(self) -> bool {
+        matches!(self, Mode::Timeouts | Mode::PtKill | Mode::ModQos)
     }
 }
 
@@ -51,7 +67,9 @@ pub struct Record {
     /// From the onset to the decision, when somebody was told to stop.
     pub first_cancel_ms: Option<f64>,
     pub recovered_ms: Option<f64>,
+    /// Who was told to stop; in a peer's mode, whoever saw an error for it.
     pub cancelled: u32,
+    /// Of these, who was no culprit.
     pub false_cancelled: u32,
     pub dropped: u32,
     pub retried_ok: u32,
@@ -81,7 +99,7 @@ pub struct Record {
     pub other_errors: Vec<String>,
     pub actors: Vec<Actor>,
     pub decisions: Vec<Value>,
-    /// "pass", or what was not as it must be.
+    /// "pass", or what was not as it must be; "not judged" for a peer.
     pub verdict: String,
 }
 
@@ -90,7 +108,7 @@ pub struct Outcome<'a> {
     pub mode: Mode,
     pub actors: &'a [Actor],
     pub decisions: &'a [Decision],
-    /// Victims' clients that saw an error of Atropos.
+    /// Errors that victims' clients saw because somebody stopped them: Atropos, or the peer.
     pub victim_hits: u32,
     pub stall: Stall,
     /// Whether the module is loaded (not on the vanilla server).
@@ -102,10 +120,14 @@ pub struct Outcome<'a> {
 
 impl Outcome<'_> {
     fn culprit(&self, key: i64) -> bool {
-        self.actors.iter().any(|a| a.role == Role::Culprit && i64::from(a.pid) == key)
+        self.actors.iter().any(|a| a.role == Role::Culprit && a.key == key)
     }
 
     pub fn cancelled(&self) -> u32 {
+        if self.mode.peer() {
+            let actors = self.actors.iter().filter(|a| a.failure.is_some()).count() as u32;
+            return actors + self.victim_hits;
+        }
         self.decisions.iter().filter(|d| d.acted()).count() as u32
     }
 
@@ -115,7 +137,8 @@ impl Outcome<'_> {
         let bystanders = self
             .actors
             .iter()
-            .filter(|a| a.role == Role::Bystander && a.failure.as_ref().is_some_and(|f| f.by_atropos()))
+            .filter(|a| a.role == Role::Bystander)
+            .filter(|a| a.failure.as_ref().is_some_and(|f| self.mode.peer() || f.by_atropos()))
             .count() as u32;
         decided.max(self.victim_hits + bystanders)
     }
@@ -129,6 +152,9 @@ impl Outcome<'_> {
             }
         };
         must(self.crashes.is_empty(), format!("the server crashed: {}", self.crashes.join("; ")));
+        if self.mode.peer() {
+            return faults;
+        }
         must(
             self.unexplained.is_empty(),
             format!("the load saw errors it should not: {}", self.unexplained.join("; ")),
@@ -143,29 +169,26 @@ impl Outcome<'_> {
             must(self.decisions.is_empty(), format!("{} decisions while Atropos is off", self.decisions.len()));
         }
         for a in self.actors {
-            let told = a.failure.as_ref().is_some_and(|f| f.by_atropos());
+            let decided = self.decisions.iter().any(|d| d.acted() && d.key == a.key);
+            // An idle session's connection may go without a word; then the decision tells who did it.
+            let told = a.failure.as_ref().is_some_and(|f| f.by_atropos() || (f.silent() && decided));
             let saw = a
                 .failure
                 .as_ref()
-                .map_or("finished its work".to_owned(), |f| format!("ended with {} {}", f.sqlstate, f.text));
+                .map_or("finished its work".to_owned(), |f| format!("ended with {:?} {}", f.code, f.text));
             if a.role == Role::Culprit && acting {
-                must(told, format!("the culprit ({}, pid {}) was not cancelled: it {saw}", a.what, a.pid));
+                must(told, format!("the culprit ({}, key {}) was not cancelled: it {saw}", a.what, a.key));
                 if told {
-                    let state = a.failure.as_ref().map_or("", |f| &f.sqlstate);
+                    let code = a.failure.as_ref().map_or("", |f| &f.code);
+                    let allowed = case.host.cancel_codes();
                     must(
-                        ["57014", "25P03", "57P01"].contains(&state),
-                        format!(
-                            "the culprit ({}) saw SQLSTATE {state} instead of 57014 (25P03 or 57P01 when idle)",
-                            a.what
-                        ),
+                        allowed.contains(&code),
+                        format!("the culprit ({}) saw the code {code:?} instead of one of {allowed:?}", a.what),
                     );
-                    must(
-                        self.decisions.iter().any(|d| d.acted() && d.key == i64::from(a.pid)),
-                        format!("no decision names the culprit ({}, pid {})", a.what, a.pid),
-                    );
+                    must(decided, format!("no decision names the culprit ({}, key {})", a.what, a.key));
                 }
             } else {
-                must(a.failure.is_none(), format!("{} (pid {}) did not finish: it {saw}", a.what, a.pid));
+                must(a.failure.is_none(), format!("{} (key {}) did not finish: it {saw}", a.what, a.key));
             }
         }
         match case.expect {
@@ -191,6 +214,9 @@ impl Outcome<'_> {
         faults
     }
 }
+
+/// The verdict on a peer's run.
+pub const NOT_JUDGED: &str = "not judged";
 
 /// The reference that ratios are taken against.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +283,10 @@ pub fn table(records: &[Record]) -> String {
             opt(|r| r.recovered_ms),
             of.iter().map(|r| r.cancelled).sum::<u32>().to_string(),
             of.iter().map(|r| r.false_cancelled).sum::<u32>().to_string(),
-            format!("{}/{}", of.iter().filter(|r| r.verdict == "pass").count(), of.len()),
+            match mode.peer() {
+                true => "not judged".into(),
+                false => format!("{}/{}", of.iter().filter(|r| r.verdict == "pass").count(), of.len()),
+            },
         ]);
     }
     markdown(&rows)
@@ -279,14 +308,11 @@ pub fn markdown(rows: &[Vec<String>]) -> String {
 /// What the medians over all runs say against the case's limits, in words; (holds, text) each.
 pub fn judge(case: &Case, records: &[Record]) -> Vec<(bool, String)> {
     let mut said = vec![];
-    let failed = records.iter().filter(|r| r.verdict != "pass").count();
+    let judged = records.iter().filter(|r| r.verdict != NOT_JUDGED).count();
+    let passed = records.iter().filter(|r| r.verdict == "pass").count();
     said.push((
-        failed == 0,
-        format!(
-            "{} of {} runs as they must be (who was cancelled, who was not, what was recorded)",
-            records.len() - failed,
-            records.len()
-        ),
+        passed == judged,
+        format!("{passed} of {judged} runs as they must be (who was cancelled, who was not, what was recorded)"),
     ));
     let Expect::Culprits { stall_s, limits } = &case.expect else {
         return said;
@@ -315,12 +341,12 @@ pub fn judge(case: &Case, records: &[Record]) -> Vec<(bool, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases;
-    use crate::pg::session::SqlFailure;
+    use crate::cases::{self, Failure};
+    use crate::host::HostId;
 
-    fn actor(role: Role, pid: i32, failure: Option<&str>) -> Actor {
-        let failure = failure.map(|text| SqlFailure { sqlstate: "57014".into(), text: text.into() });
-        Actor { role, what: "x", pid, started_ns: 0, ended_ns: 1, failure }
+    fn actor(role: Role, key: i64, failure: Option<(&str, &str)>) -> Actor {
+        let failure = failure.map(|(code, text)| Failure { code: code.into(), text: text.into() });
+        Actor { role, what: "x", key, started_ns: 0, ended_ns: 1, failure }
     }
 
     fn decision(key: i64, result: &str) -> Decision {
@@ -348,12 +374,45 @@ mod tests {
         let stall = Stall { stall_s, recovered_ms: None };
         let o =
             Outcome { mode, actors, decisions, victim_hits: hits, stall, loaded: true, crashes: &[], unexplained: &[] };
-        o.faults(cases::find(case).unwrap())
+        o.faults(cases::find(case, None).unwrap())
+    }
+
+    #[test]
+    fn a_connection_that_went_silently_is_atropos_s_doing_only_when_a_decision_says_so() {
+        let gone = [actor(Role::Culprit, 7, Some(("", "server closed the connection")))];
+        let stall = Stall { stall_s: 0.3, recovered_ms: None };
+        let faults = |decisions: &[Decision]| {
+            let (actors, mode) = (&gone[..], Mode::Enforce);
+            let o =
+                Outcome { mode, actors, decisions, victim_hits: 0, stall, loaded: true, crashes: &[], unexplained: &[] };
+            o.faults(cases::find("x1", Some(HostId::Mysql)).unwrap())
+        };
+        assert!(faults(&[decision(7, "escalated")]).is_empty());
+        assert!(!faults(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_peer_is_counted_by_what_clients_saw_and_not_judged() {
+        let actors = [actor(Role::Culprit, 7, Some(("1317", "x"))), actor(Role::Bystander, 8, Some(("1317", "x")))];
+        let stall = Stall { stall_s: 9.0, recovered_ms: None };
+        let (mode, decisions) = (Mode::PtKill, &[][..]);
+        let o = Outcome {
+            mode,
+            actors: &actors,
+            decisions,
+            victim_hits: 3,
+            stall,
+            loaded: true,
+            crashes: &[],
+            unexplained: &[],
+        };
+        assert_eq!((o.cancelled(), o.false_cancelled()), (5, 4));
+        assert!(o.faults(cases::find("c1", None).unwrap()).is_empty());
     }
 
     #[test]
     fn enforce_passes_only_when_exactly_the_culprit_went() {
-        let told = actor(Role::Culprit, 7, Some("canceling statement | Atropos: held a lock"));
+        let told = actor(Role::Culprit, 7, Some(("57014", "canceling statement | Atropos: held a lock")));
         assert!(faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[decision(7, "ended")], 0, 0.2).is_empty());
         assert!(!faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[], 0, 0.2).is_empty());
         assert!(!faults("c6", Mode::Enforce, std::slice::from_ref(&told), &[decision(7, "ended")], 1, 0.2).is_empty());
@@ -367,7 +426,7 @@ mod tests {
         )
         .is_empty());
         assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, None)], &[], 0, 9.0).is_empty());
-        assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, Some("due to user request"))], &[], 0, 9.0)
+        assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, Some(("57014", "due to user request")))], &[], 0, 9.0)
             .is_empty());
     }
 

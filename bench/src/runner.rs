@@ -1,13 +1,11 @@
 //! One run of a case, and the rounds of a measurement.
-use crate::cases::{Case, Noise, NoiseReport, Role};
+use crate::cases::{names_atropos, Case, Noise, NoiseReport, Role};
 use crate::clock::{self, ms, now_ns, sleep_until};
 use crate::decisions::{self, Decision};
+use crate::host::{Host, Setting};
 use crate::load::{LoadError, LoadLog, RunningLoad, Status};
 use crate::measure::{self, Part};
-use crate::pg::cluster::{guc, Cluster, Guc};
-use crate::pg::install::{Install, Variant};
-use crate::pg::{session, template};
-use crate::record::{ratio, Clean, Mode, Outcome, Record};
+use crate::record::{ratio, Clean, Mode, Outcome, Record, NOT_JUDGED};
 use anyhow::{bail, Context, Result};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -18,16 +16,7 @@ pub struct Options {
     /// Overrides the case's measured seconds after the onset.
     pub duration_s: Option<f64>,
     /// Further settings of the server, which win over the case's.
-    pub set: Vec<Guc>,
-}
-
-/// The settings that load the module in `mode`, writing decisions to the run's folder.
-pub fn module_settings(mode: Mode, decision_log: &std::path::Path) -> Vec<Guc> {
-    vec![
-        guc("shared_preload_libraries", "'atropos'"),
-        guc("atropos.mode", format!("'{}'", mode.guc())),
-        guc("atropos.decision_log", format!("'{}'", decision_log.display())),
-    ]
+    pub set: Vec<Setting>,
 }
 
 /// The latest time a granted lock is waited for before the noise counts as failed, and the slack the load gets for it.
@@ -60,18 +49,19 @@ impl Progress {
 
 /// Runs `case` once. `clean` is the clean run of the same round; without it the run's own quiet part is the reference.
 pub fn run_once(
-    install: &Install,
+    host: &dyn Host,
     case: &Case,
     mode: Mode,
     run: u32,
     clean: Option<Part>,
     o: &Options,
 ) -> Result<(Record, Part)> {
-    let dataset = (case.dataset)();
-    let template = template::data_dir(install, &dataset)?;
-    let loaded = install.variant == Variant::Patched;
-    if !loaded && !matches!(mode, Mode::Clean | Mode::Off) {
+    let loaded = host.loaded();
+    if !loaded && matches!(mode, Mode::Observe | Mode::Enforce) {
         bail!("mode {} needs the patched server: the vanilla one cannot load the module", mode.name());
+    }
+    if mode.peer() && !host.peers().contains(&mode) {
+        bail!("{} has no mode {}", host.id().title(), mode.name());
     }
     let mut timing = case.timing;
     timing.after_s = o.duration_s.unwrap_or(timing.after_s);
@@ -79,12 +69,9 @@ pub fn run_once(
     let name = format!("{}-{}-{run}", case.id, mode.name());
 
     let mut settings = (case.settings)();
-    let dir = crate::pg::cluster::new_run_dir()?;
-    if loaded {
-        settings.extend(module_settings(mode, &dir.join("decisions.jsonl")));
-    }
     settings.extend(o.set.iter().cloned());
-    let cluster = Cluster::start_copy(install, dir, &template, &settings, &name)?;
+    let server = host.start(&(case.dataset)(), Some(mode), &settings, &name)?;
+    let peer = host.peer(&*server, mode)?;
 
     let head_s = timing.warmup_s + timing.quiet_s;
     let total_s = head_s + GRANT_SLACK_S + timing.after_s;
@@ -92,7 +79,8 @@ pub fn run_once(
     let wall_offset_ns = clock::wall_offset_ns();
     let mut loads: Vec<RunningLoad> = vec![];
     for (i, load) in (case.loads)().iter().enumerate() {
-        loads.push(load.start(cluster.dir(), &i.to_string(), total_s, seed * 10 + i as u64)?);
+        let noise_ns = start_ns + (head_s * 1e9) as i64;
+        loads.push(load.start(host, server.dir(), &i.to_string(), total_s, seed * 10 + i as u64, noise_ns)?);
     }
     let mut progress = Progress { what: name.clone(), tty: std::io::stderr().is_terminal(), printed_s: -1 };
     let at = |s: f64| start_ns + (s * 1e9) as i64;
@@ -123,7 +111,7 @@ pub fn run_once(
     let noise_report = match case.noise.filter(|_| mode != Mode::Clean) {
         None => NoiseReport { onset_ns: at(head_s), actors: vec![] },
         Some(noise) => std::thread::scope(|s| {
-            let dir = cluster.dir();
+            let dir = server.dir();
             let lasts = Duration::from_secs_f64(timing.after_s);
             let handle = s.spawn(move || noise(&Noise { socket_dir: dir, lasts }));
             wait_until(at(head_s + timing.after_s), &mut loads, &|| handle.is_finished())?;
@@ -145,8 +133,8 @@ pub fn run_once(
         );
     }
 
-    let decided = decisions::read(&cluster.decision_log(), (start_ns, now_ns()), wall_offset_ns)?;
-    let crashes = cluster.crash_lines();
+    let decided = decisions::read(&server.decision_log(), (start_ns, now_ns()), wall_offset_ns)?;
+    let crashes = server.crash_lines();
     let quiet = measure::part(&log.transactions, at(timing.warmup_s), at(head_s));
     let part = measure::part(&log.transactions, onset_ns, end_ns);
     let clean = match clean {
@@ -156,14 +144,20 @@ pub fn run_once(
     };
     let stall = measure::stall(&log.transactions, onset_ns, end_ns, clean.part.tps);
 
-    // Nobody else cancels statements here, and sysbench does not tell the detail that names Atropos.
-    let hit = |e: &&LoadError| e.status == Status::Cancelled || session::names_atropos(&e.text);
+    drop(peer);
+
+    // Nobody else cancels statements here, and sysbench does not tell the detail that names Atropos. A peer may hit in
+    // any way, so there every error that is no conflict is its doing.
+    let hit = |e: &&LoadError| match mode.peer() {
+        true => e.status != Status::Conflict,
+        false => e.status == Status::Cancelled || names_atropos(&e.text),
+    };
     let victim_hits = log.errors.iter().filter(hit).count() as u32;
     let mut unexplained: Vec<String> = log
         .errors
         .iter()
         .filter(|e| e.status != Status::Conflict && !hit(e))
-        .map(|e| format!("{} {}", e.sqlstate, e.text))
+        .map(|e| format!("{} {}", e.code, e.text))
         .collect();
     let unexplained_count = unexplained.len();
     unexplained.dedup();
@@ -191,7 +185,7 @@ pub fn run_once(
     let since_onset = |t: i64| ms(t - onset_ns);
     let culprits = || actors.iter().filter(|a| a.role == Role::Culprit);
     // Where there is a culprit, what counts is the decision about it; others are false ones and counted as such.
-    let right = |d: &&Decision| culprits().next().is_none() || culprits().any(|a| i64::from(a.pid) == d.key);
+    let right = |d: &&Decision| culprits().next().is_none() || culprits().any(|a| a.key == d.key);
     let first = |acted: bool| {
         decided.iter().filter(|d| d.acted() == acted).filter(right).map(|d| d.time_ns).min().map(since_onset)
     };
@@ -199,8 +193,8 @@ pub fn run_once(
     let p99_ratio = ratio(part.p99_ms, clean.part.p99_ms);
     let record = Record {
         case: case.id.into(),
-        host: "postgresql",
-        host_version: install.version.clone(),
+        host: host.id().name(),
+        host_version: host.version().to_owned(),
         mode,
         run,
         seed,
@@ -222,11 +216,11 @@ pub fn run_once(
         retried_ok: 0,
         slo_met: p99_ratio <= 1.20,
         clean_from: clean.from,
-        variant: if loaded { "patched" } else { "vanilla" },
+        variant: host.variant().name(),
         first_would_cancel_ms: first(false),
         would_cancel: decided.iter().filter(|d| !d.acted()).count() as u32,
         culprit_saw_ms: told().map(|a| since_onset(a.ended_ns)).reduce(f64::min),
-        culprit_error: told().next().and_then(|a| a.failure.as_ref()).map(|f| format!("{}: {}", f.sqlstate, f.text)),
+        culprit_error: told().next().and_then(|a| a.failure.as_ref()).map(|f| format!("{}: {}", f.code, f.text)),
         culprit_lived_ms: culprits().map(|a| since_onset(a.ended_ns)).reduce(f64::max),
         p50_ms: part.p50_ms,
         max_ms: part.max_ms,
@@ -239,10 +233,14 @@ pub fn run_once(
         other_errors: unexplained,
         actors: noise_report.actors,
         decisions: decided.iter().map(|d| without_replay(&d.json)).collect(),
-        verdict: if faults.is_empty() { "pass".into() } else { format!("fail: {}", faults.join("; ")) },
+        verdict: match faults.is_empty() {
+            true if mode.peer() => NOT_JUDGED.into(),
+            true => "pass".into(),
+            false => format!("fail: {}", faults.join("; ")),
+        },
     };
     if faults.is_empty() {
-        cluster.finish()?;
+        server.finish()?;
     } // else the drop keeps the server's log
     Ok((record, part))
 }
@@ -272,7 +270,7 @@ pub fn summary(r: &Record) -> String {
 /// Runs `modes` for `runs` rounds. Rounds rotate the order of the modes after the clean one, so that no mode always
 /// meets the same state of the machine; the clean run comes first since the others are held against it.
 pub fn run_rounds(
-    install: &Install,
+    host: &dyn Host,
     case: &Case,
     modes: &[Mode],
     runs: u32,
@@ -291,7 +289,7 @@ pub fn run_rounds(
             order.insert(0, Mode::Clean);
         }
         for mode in order {
-            let (record, part) = run_once(install, case, mode, run, clean, o)?;
+            let (record, part) = run_once(host, case, mode, run, clean, o)?;
             if mode == Mode::Clean {
                 clean = Some(part);
             }

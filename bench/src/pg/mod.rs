@@ -1,5 +1,8 @@
-//! PostgreSQL under the bench: where a build is installed, clusters that live as long as a run, noise sessions.
+//! PostgreSQL: builds, servers, data, sessions, and what only it has of cases, races and checks.
+pub mod cases;
 pub mod cluster;
 pub mod install;
+pub mod integration;
+pub mod race;
 pub mod session;
 pub mod template;

@@ -1,15 +1,18 @@
 //! Sessions of the bench's own: control, and the noise of a case.
+use crate::cases::Failure;
 use anyhow::{Context, Result};
 use postgres::fallible_iterator::FallibleIterator;
 use postgres::{Client, NoTls};
-use serde::Serialize;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The superuser of the bench's clusters, its database and the only port (a name of the socket, nothing listens on TCP).
 pub const USER: &str = "atropos";
 pub const DATABASE: &str = "bench";
 pub const PORT: u16 = 5432;
+/// The schema of the stock load.
+pub const SCHEMA: &str = "public";
 
 pub fn connect(socket_dir: &Path, application_name: &str) -> Result<Client> {
     connect_to(socket_dir, application_name, DATABASE)
@@ -32,33 +35,28 @@ pub fn backend_pid(client: &mut Client) -> Result<i32> {
 }
 
 /// How the server ended a statement or a session.
-#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct SqlFailure {
-    /// Empty when the connection broke without a message.
-    pub sqlstate: String,
-    /// Message, detail and hint.
-    pub text: String,
-}
-
-impl SqlFailure {
-    pub fn of(error: &postgres::Error) -> SqlFailure {
-        match error.as_db_error() {
-            Some(e) => SqlFailure {
-                sqlstate: e.code().code().to_owned(),
-                text: [Some(e.message()), e.detail(), e.hint()].into_iter().flatten().collect::<Vec<_>>().join(" | "),
-            },
-            None => SqlFailure { sqlstate: String::new(), text: error.to_string() },
-        }
-    }
-
-    /// Whether Atropos ended it: its errors name it.
-    pub fn by_atropos(&self) -> bool {
-        names_atropos(&self.text)
+pub fn failure(error: &postgres::Error) -> Failure {
+    match error.as_db_error() {
+        Some(e) => Failure {
+            code: e.code().code().to_owned(),
+            text: [Some(e.message()), e.detail(), e.hint()].into_iter().flatten().collect::<Vec<_>>().join(" | "),
+        },
+        None => Failure { code: String::new(), text: error.to_string() },
     }
 }
 
-pub fn names_atropos(text: &str) -> bool {
-    text.to_ascii_lowercase().contains("atropos")
+/// sysbench, connected to the server in `dir`.
+pub fn sysbench(dir: &Path, schema: &str) -> Command {
+    let mut command = Command::new("sysbench");
+    command
+        .arg("--db-driver=pgsql")
+        .arg(format!("--pgsql-host={}", dir.display()))
+        .arg(format!("--pgsql-port={PORT}"))
+        .arg(format!("--pgsql-user={USER}"))
+        .arg(format!("--pgsql-db={DATABASE}"))
+        .env("PGOPTIONS", format!("-c search_path={schema}"))
+        .env("PGAPPNAME", "sysbench");
+    command
 }
 
 /// Sends nothing for `hold`, as a client that went away to think; returns early when the server ends the session.

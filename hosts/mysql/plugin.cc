@@ -50,6 +50,7 @@ static char *decision_log, *protect_users, *region_file;
 bool atm_terminate_idle_in_transaction; /* read by others without that mutex: one byte, and either value will do */
 
 static std::atomic<bool> mode_off; /* mirror of mode_index, for the controller */
+static unsigned tasks_at_start;    /* the region's size, which stays when max_connections changes */
 
 const char *atm_last_error(char *buf, size_t size) {
   if (atropos_last_error(buf, size) == 0) snprintf(buf, size, "no further text");
@@ -65,8 +66,7 @@ static void fill_config(atropos_config *config) {
   config->region_path = region_file != nullptr && region_file[0] != '\0' ? region_file : nullptr;
   config->decision_log = decision_log != nullptr && decision_log[0] != '\0' ? decision_log : nullptr;
   config->mode = mode_index + 1;
-  /* Every connection there may be, and the server's own threads. */
-  config->max_tasks = max_tasks > 0 ? std::max(16u, max_tasks) : std::min(65536ul, std::max(64ul, max_connections + 64));
+  config->max_tasks = tasks_at_start;
   config->window_ms = window_ms;
   config->trigger_windows = trigger_windows;
   config->verify_ms = verify_ms;
@@ -456,6 +456,8 @@ static bool start_parts() {
     return failed("atropos_decision_log = %s: %s", decision_log, kLogNameRule);
   use_accounts(std::move(accounts));
 
+  /* Every connection there may be, and the server's own threads. */
+  tasks_at_start = max_tasks > 0 ? std::max(16u, max_tasks) : std::min(65536ul, max_connections + 64);
   atropos_config config;
   fill_config(&config);
   if (const int rc = atropos_init(&config); rc != ATROPOS_OK)
@@ -469,6 +471,7 @@ static bool start_parts() {
   atropos_set_cancel_action(atm_cancel, nullptr);
   atropos_set_terminate_action(atm_cancel, nullptr, 0);
   atropos_set_rollback_cost(atm_rollback_cost, nullptr);
+  atropos_set_progress_source(atm_progress, nullptr);
   atm_error_text_start();
   if (const int rc = atm_controller_start(); rc != 0) return failed("no thread for the controller: error %d", rc);
   if (atm_functions_register())

@@ -55,6 +55,8 @@ VARIABLE_VALUE
 ON
 ";
 
+/// The plugin's own suite, hosts/mysql/mysql-test.
+const OURS: &str = "atropos";
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 pub fn check(args: &CheckArgs) -> Result<()> {
@@ -66,28 +68,44 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     lay_out(&tree, &recipe.prefix(Variant::Patched)?, &work)?;
     let tests = if args.tests.is_empty() { tests_on_topic(&tree)? } else { args.tests.clone() };
 
+    let label = format!("{} of MySQL's own tests, plugin in enforce mode", tests.len());
     let decisions = work.join("var/decisions.jsonl");
-    let mut command = dirs::as_server_user(Path::new("perl"));
-    command.current_dir(work.join("mysql-test")).env("LC_ALL", "C").arg("mysql-test-run.pl");
-    command.args(["--force", "--max-test-fail=0", "--retry=0", "--suite-timeout=40", "--report-unstable-tests"]);
-    command.arg(format!("--vardir={}", work.join("var/mtr").display()));
-    command.arg(format!("--parallel={}", std::thread::available_parallelism().map_or(2, usize::from)));
-    command.args(["--mysqld=--plugin-load-add=atropos.so", "--mysqld=--loose-atropos_mode=enforce"]);
-    command.arg(format!("--mysqld=--loose-atropos_decision_log={}", decisions.display()));
+    let mut theirs = vec![
+        "--mysqld=--plugin-load-add=atropos.so".to_string(),
+        "--mysqld=--loose-atropos-mode=enforce".into(),
+        format!("--mysqld=--loose-atropos-decision-log={}", decisions.display()),
+    ];
     for (name, value) in super::settings(args)? {
-        command.arg(format!("--mysqld=--loose-{name}={value}"));
+        theirs.push(format!("--mysqld=--loose-{name}={value}"));
     }
-    command.args(&tests).arg(WITNESS);
-
+    theirs.extend(tests);
+    theirs.push(WITNESS.into());
     let log = dirs::logs()?.join("mysql-9.7-mtr.log");
     std::fs::File::create(&log)?;
     let mut results = Results::default();
-    let label = format!("{} of MySQL's own tests, plugin in enforce mode", tests.len());
-    let mut watch = |line: &str| results.read(line);
-    let expected = Some(Duration::from_secs(480));
-    let ended =
-        Step { label: &label, log: &log, expected, limit: Some(LIMIT), watch: &mut watch }.run_unchecked(command)?;
-    report(&results, &ended, &log, &decisions)
+    let ended = mtr(&work, &label, &theirs, &log, &mut results)?;
+    let acts = std::fs::read_to_string(&decisions).map_or(0, |text| text.lines().count());
+    println!(
+        "Atropos recorded {acts} decisions during the run{}",
+        if acts > 0 { format!(": {}", decisions.display()) } else { String::new() }
+    );
+    results.close(&ended, &log, true)?;
+    if args.tests.is_empty() {
+        let ended = mtr(&work, "the plugin's tests", &[format!("--suite={OURS}")], &log, &mut results)?;
+        results.close(&ended, &log, false)?;
+    }
+    results.report(&log)
+}
+
+/// One run of the driver; the tests' outcomes are added to `results`.
+fn mtr(work: &Path, label: &str, args: &[String], log: &Path, results: &mut Results) -> Result<Ended> {
+    let mut command = dirs::as_server_user(Path::new("perl"));
+    command.current_dir(work.join("mysql-test")).env("LC_ALL", "C").env("ATROPOS_PLUGIN_DIR", work.join("lib/plugin"));
+    command.args(["mysql-test-run.pl", "--force", "--max-test-fail=0", "--retry=0", "--suite-timeout=40"]);
+    command.arg(format!("--vardir={}", work.join("var/mtr").display()));
+    command.arg(format!("--parallel={}", std::thread::available_parallelism().map_or(2, usize::from))).args(args);
+    let expected = Some(Duration::from_secs(300));
+    Step { label, log, expected, limit: Some(LIMIT), watch: &mut |line| results.read(line) }.run_unchecked(command)
 }
 
 /// The suites and the programs as an installation has them, where the server user can read them. Links, where the
@@ -117,6 +135,10 @@ fn lay_out(tree: &Path, prefix: &Path, work: &Path) -> Result<()> {
         link_or_copy(&bld.join("runtime_output_directory").join(program), &work.join("bin"))?;
     }
     link_or_copy(&bld.join("scripts/mysql_fix_privilege_tables.sql"), &work.join("share"))?;
+    super::run(
+        "cp",
+        ["-r".as_ref(), dirs::workspace().join("hosts/mysql/mysql-test").as_ref(), suites.join(OURS).as_ref()],
+    )?;
     let witness = suites.join("atropos_witness");
     for (name, text) in [("t/witness.test", WITNESS_TEST), ("r/witness.result", WITNESS_RESULT)] {
         let path = witness.join(name);
@@ -189,31 +211,33 @@ impl Results {
         let failed = if self.failed.is_empty() { String::new() } else { format!(", {} failed", self.failed.len()) };
         Some(format!("{} passed{failed}", self.passed))
     }
-}
 
-fn report(results: &Results, ended: &Ended, log: &Path, decisions: &Path) -> Result<()> {
-    let acts = std::fs::read_to_string(decisions).map_or(0, |text| text.lines().count());
-    println!(
-        "Atropos recorded {acts} decisions during the run{}",
-        if acts > 0 { format!(": {}", decisions.display()) } else { String::new() }
-    );
-    let Some(verdict) = &results.verdict else {
-        bail!("the tests did not get to their end: the driver {ended}\n{}", progress::tail(log));
-    };
-    println!("{verdict}");
-    let skipped: usize = results.skipped.values().sum();
-    for (why, count) in &results.skipped {
-        println!("SKIPPED {count} of MySQL's own tests: {why}");
+    /// After a run of the driver: it must have come to its end, and its exit code must agree with what was read.
+    fn close(&mut self, ended: &Ended, log: &Path, witnessed: bool) -> Result<()> {
+        let Some(verdict) = self.verdict.take() else {
+            bail!("the tests did not get to their end: the driver {ended}\n{}", progress::tail(log));
+        };
+        println!("{verdict}");
+        if witnessed && !self.witnessed && !self.failed.iter().any(|name| name.starts_with(WITNESS)) {
+            self.failed.push(format!("{WITNESS}: it did not run, so nothing shows that the plugin was there"));
+        }
+        if *ended != Ended::Code(0) && self.failed.is_empty() {
+            self.failed.push(format!("the driver {ended}"));
+        }
+        Ok(())
     }
-    let mut failed = results.failed.clone();
-    if !results.witnessed && !failed.iter().any(|name| name.starts_with(WITNESS)) {
-        failed.push(format!("{WITNESS}: it did not run, so nothing shows that the plugin was there"));
+
+    fn report(&self, log: &Path) -> Result<()> {
+        for (why, count) in &self.skipped {
+            println!("SKIPPED {count} of MySQL's own tests: {why}");
+        }
+        let skipped: usize = self.skipped.values().sum();
+        println!("{} passed, {} failed, {skipped} skipped", self.passed, self.failed.len());
+        if !self.failed.is_empty() {
+            bail!("failing tests:\n    {}\nthe whole log is {}", self.failed.join("\n    "), log.display());
+        }
+        Ok(())
     }
-    println!("{} passed, {} failed, {skipped} skipped", results.passed, failed.len());
-    if *ended != Ended::Code(0) || !failed.is_empty() {
-        bail!("the driver {ended}; failing tests:\n    {}\n{}", failed.join("\n    "), log.display());
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -254,17 +278,30 @@ mod tests {
         assert!(results.verdict.unwrap().starts_with("Completed: Failed 1/4"));
     }
 
+    fn finished() -> Results {
+        Results { passed: 3, verdict: Some("Completed: all".into()), ..Results::default() }
+    }
+
     #[test]
     fn a_run_without_our_witness_fails() {
-        let results = Results { passed: 3, verdict: Some("Completed: all".into()), ..Results::default() };
-        let error = report(&results, &Ended::Code(0), Path::new("log"), Path::new("/nonexistent")).unwrap_err();
-        assert!(error.to_string().contains("did not run"), "{error}");
+        let mut results = finished();
+        results.close(&Ended::Code(0), Path::new("log"), true).unwrap();
+        assert!(results.report(Path::new("log")).unwrap_err().to_string().contains("did not run"));
+        let mut results = Results { witnessed: true, ..finished() };
+        results.close(&Ended::Code(0), Path::new("log"), true).unwrap();
+        results.report(Path::new("log")).unwrap();
+    }
+
+    #[test]
+    fn a_driver_that_fails_without_a_failing_test_fails() {
+        let mut results = finished();
+        results.close(&Ended::Code(1), Path::new("log"), false).unwrap();
+        assert!(results.report(Path::new("log")).is_err());
     }
 
     #[test]
     fn a_run_without_a_verdict_is_an_error() {
-        let missing = Path::new("/nonexistent");
-        let error = report(&Results::default(), &Ended::Code(0), missing, missing).unwrap_err();
+        let error = Results::default().close(&Ended::Code(0), Path::new("/nonexistent"), true).unwrap_err();
         assert!(error.to_string().contains("did not get to their end"), "{error}");
     }
 }

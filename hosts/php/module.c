@@ -71,6 +71,7 @@ static void stay_loaded(void)
 static void begin_process(void)
 {
 	stay_loaded();
+	atp_stop_prepare();
 	atp_session_register();
 }
 

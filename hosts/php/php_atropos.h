@@ -74,6 +74,7 @@ extern void atp_enter(void);
 /* stop.c */
 extern void atp_stop_install(void);
 extern void atp_stop_remove(void);
+extern void atp_stop_prepare(void);		/* once per process */
 extern void atp_stop_begin(zend_atropos_globals *self);
 extern void atp_stop_end(zend_atropos_globals *self);
 /* The flag was seen where an exception may be raised. May bail out. */
@@ -90,6 +91,6 @@ extern void atp_io_remove(void);
 /* session.c */
 extern void atp_session_install(void);
 extern void atp_session_remove(void);
-extern void atp_session_register(void);		/* once per process, with the region there */
+extern void atp_session_register(void);		/* once per process */
 
 #endif

@@ -71,25 +71,23 @@ static void on_wake(int signal_number)
 	/* All it is for has happened: the system call ended. */
 }
 
+/* In a process that runs scripts, not in its parent. Without SA_RESTART, which is the point. */
+void atp_stop_prepare(void)
+{
+	struct sigaction action = {.sa_handler = on_wake};
+
+	sigemptyset(&action.sa_mask);
+	sigaction(WAKE_SIGNAL, &action, NULL);
+}
+
 void atp_stop_begin(zend_atropos_globals *self)
 {
-	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
-	static bool handled;
 	sigset_t wake, old;
-
-	pthread_mutex_lock(&once);
-	if (!handled) {
-		/* In the process that runs scripts, not in the parent. Without SA_RESTART, which is the point. */
-		struct sigaction action = {.sa_handler = on_wake};
-
-		sigemptyset(&action.sa_mask);
-		handled = sigaction(WAKE_SIGNAL, &action, NULL) == 0;
-	}
-	pthread_mutex_unlock(&once);
 
 	self->thread = pthread_self();
 	self->vm_interrupt = &EG(vm_interrupt);
 	self->woken = false;
+	self->socket_fd = -1;
 	self->client_io = 0;
 	__atomic_store_n(&self->told_ns, 0, __ATOMIC_RELAXED);
 	sigemptyset(&wake);

@@ -347,6 +347,13 @@ int atropos_set_describe(atropos_describe_fn func,
                          void *arg);
 
 /**
+ * How many servers a QUEUE resource has in all (worker slots); 0 = not known. While some are free nobody is to blame for
+ * waits.
+ */
+void atropos_queue_capacity(atropos_resource_t r,
+                            uint64_t servers);
+
+/**
  * Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. Counts for
  * a second: repeat it at every tick. They count as requests in flight of the class that most requests are of.
  */

@@ -28,6 +28,7 @@ struct Evidence {
     min_relief: f64,
     min_gain_ns: u64,
     min_idle_ns: u64,
+    min_occupation_ns: u64,
     near_tie: f64,
     class_duration_ns: BTreeMap<u16, u64>,
     budget: usize,
@@ -52,6 +53,9 @@ struct ResourceJson {
     wait_ns: u64,
     hold_ns: u64,
     usual_hold_ns: u64,
+    turnover_ns: u64,
+    servers: u64,
+    usual_occupied_milli: u64,
     acquired: u64,
     evicted: u64,
     untracked_waiting: u64,
@@ -74,9 +78,7 @@ struct TaskJson {
     age_ns: u64,
     idle_ns: u64,
     work_ns: u64,
-    #[serde(default)]
     work_waited_ns: u64,
-    #[serde(default)]
     rollback_ns: u64,
     progress: Option<(u64, u64)>,
     waits: Vec<WaitJson>,
@@ -125,6 +127,9 @@ impl WindowJson {
                 wait_ns: r.wait_ns,
                 hold_ns: r.hold_ns,
                 usual_hold_ns: r.usual_hold_ns,
+                turnover_ns: r.turnover_ns,
+                servers: r.servers,
+                usual_occupied_milli: r.usual_occupied_milli,
                 acquired: r.acquired,
                 evicted: r.evicted,
                 untracked_waiting: r.untracked_waiting,
@@ -210,6 +215,7 @@ pub fn replay(line: &str) -> Result<Option<Replayed>> {
         min_relief: evidence.min_relief,
         min_gain_ns: evidence.min_gain_ns,
         min_idle_ns: evidence.min_idle_ns,
+        min_occupation_ns: evidence.min_occupation_ns,
         near_tie: evidence.near_tie,
     };
     let choice = choose(&estimate(&window, &estimator), &window, &policy, evidence.budget);

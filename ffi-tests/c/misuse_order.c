@@ -54,7 +54,7 @@ static void everything_answers_not_init(uint64_t handle) {
   atropos_queue_observed(1, 1, 1), atropos_request_begin(0), atropos_request_end(0);
   atropos_task_get_resource(handle, 1, 1, 1), atropos_task_free_resource(handle, 1, 1, 1);
   atropos_task_slow_by_resource(handle, 1, 1, 1), atropos_task_wait_abandoned(handle, 1);
-  atropos_task_blocked_by(handle, 1, handle), atropos_task_waited(handle, 1, 1);
+  atropos_task_blocked_by(handle, 1, handle), atropos_task_waited(handle, 1, 1), atropos_queue_capacity(1, 4);
   atropos_task_progress(handle, 1, 2), atropos_task_release_all(handle), atropos_task_client_wait(handle, 1);
   atropos_task_request_begin(handle, 0), atropos_task_request_end(handle, 0);
   atropos_task_cancel_acknowledge(handle, 1), atropos_task_detach(handle);

@@ -525,6 +525,17 @@ pub unsafe extern "C" fn atropos_set_describe(func: atropos_describe_fn, arg: *m
     })
 }
 
+/// How many servers a QUEUE resource has in all (worker slots); 0 = not known. While some are free nobody is to blame for
+/// waits.
+#[no_mangle]
+pub extern "C" fn atropos_queue_capacity(r: atropos_resource_t, servers: u64) {
+    guard((), || {
+        if let Some(entry) = process::active().and_then(|process| process.region.header().resource(r)) {
+            entry.servers.store(servers, crate::primitive::Ordering::Relaxed);
+        }
+    })
+}
+
 /// Waiters that are not tasks yet (connections in the kernel's backlog): how many, and for how long the oldest. Counts for
 /// a second: repeat it at every tick. They count as requests in flight of the class that most requests are of.
 #[no_mangle]

@@ -3,6 +3,7 @@
 //! Totals in the slots only ever grow, so a window is the difference of two samples; what is running is counted up to
 //! the sample's time. Samples are taken every quarter of a window and the window slides over them.
 
+use super::graph::scale;
 use super::histogram::{Histogram, BUCKETS};
 use super::window::*;
 use crate::primitive::Ordering::{Acquire, Relaxed};
@@ -52,6 +53,8 @@ pub struct Collector {
 #[derive(Clone, Copy, Default)]
 struct Usual {
     hold_ns: u64,
+    /// Thousandths of a server, on average.
+    occupied_milli: u64,
     /// Totals when it was last looked at.
     total_hold_ns: u64,
     total_acquired: u64,
@@ -95,7 +98,7 @@ impl Collector {
             return;
         }
         let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
-        self.usual_at_ns = now_ns;
+        let elapsed_ns = now_ns - std::mem::replace(&mut self.usual_at_ns, now_ns);
         let mut totals = Totals::default();
         let tasks = region.tasks().iter().take(region.header().tasks_used.load(Acquire) as usize).map(|t| &t.trace);
         let workers = region.workers().iter().take(region.header().workers_used.load(Acquire) as usize);
@@ -107,9 +110,11 @@ impl Collector {
             if skip || acquired < USUAL_LEAST {
                 continue;
             }
-            let average = held_ns / acquired;
             // A quarter of the new: a single odd second does not move it far.
-            usual.hold_ns = if usual.hold_ns == 0 { average } else { usual.hold_ns - usual.hold_ns / 4 + average / 4 };
+            let learn =
+                |known: &mut u64, new: u64| *known = if *known == 0 { new } else { *known - *known / 4 + new / 4 };
+            learn(&mut usual.hold_ns, held_ns / acquired);
+            learn(&mut usual.occupied_milli, scale(held_ns, 1000, elapsed_ns));
         }
     }
 
@@ -252,17 +257,27 @@ impl Collector {
             // By slot, so that a request that vanishes (its process died) takes no other's time with it.
             let earlier = then.slot_exec_ns.iter().chain(std::iter::repeat(&0));
             window.exec_ns = sample.slot_exec_ns.iter().zip(earlier).map(|(now, then)| grown(*now, *then)).sum();
+            let mut running_ns = [0u64; MAX_RESOURCES];
+            for h in views.iter().flat_map(|v| &v.0.holdings) {
+                let sum = &mut running_ns[h.resource as usize];
+                *sum = sum.saturating_add(h.held_ns.min(length_ns));
+            }
             for (id, entry) in region.header().registered() {
                 let (now, before) = (&totals[id as usize], &before[id as usize]);
                 let (untracked_waiting, untracked_oldest_wait_ns) = untracked(entry, now_ns);
+                let hold_ns = grown(now.hold_ns, before.hold_ns);
+                let acquired = grown(now.acquired, before.acquired);
                 window.resources.push(ResourceWindow {
                     id,
                     kind: entry.kind().unwrap_or(ResourceKind::Lock),
                     name: entry.name(),
                     wait_ns: grown(now.wait_ns, before.wait_ns),
-                    hold_ns: grown(now.hold_ns, before.hold_ns),
+                    hold_ns,
                     usual_hold_ns: self.usual[id as usize].hold_ns,
-                    acquired: grown(now.acquired, before.acquired),
+                    turnover_ns: hold_ns.saturating_sub(running_ns[id as usize]).checked_div(acquired).unwrap_or(0),
+                    servers: entry.servers.load(Relaxed),
+                    usual_occupied_milli: self.usual[id as usize].occupied_milli,
+                    acquired,
                     evicted: grown(now.evicted, before.evicted),
                     untracked_waiting,
                     untracked_oldest_wait_ns,
@@ -555,6 +570,26 @@ mod tests {
     }
 
     #[test]
+    fn the_turnover_is_of_those_who_gave_it_back() {
+        let (r, me, lock) = setup();
+        let (hog, quick) = (r.begin_task(me, 1, 0).unwrap(), r.begin_task(me, 2, 0).unwrap());
+        let t0 = r.now_ns();
+        r.task(hog).unwrap().trace.acquire(t0, 0, lock, 0, 1);
+        let mut c = Collector::default();
+        c.window(&r, t0 + 100 * MS, 100 * MS, false);
+        c.measure_resources(&r);
+        let w = c.window(&r, t0 + 150 * MS, 100 * MS, true);
+        assert_eq!(w.resources[0].turnover_ns, 0, "nobody gave it back");
+        let trace = &r.task(quick).unwrap().trace;
+        for i in 0..4 {
+            trace.acquire(t0 + (160 + 10 * i) * MS, 0, lock, 0, 1);
+            trace.release(t0 + (165 + 10 * i) * MS, lock, 0, 1);
+        }
+        let w = c.window(&r, t0 + 200 * MS, 100 * MS, true);
+        assert_eq!(w.resources[0].turnover_ns, 5 * MS);
+    }
+
+    #[test]
     fn the_usual_hold_is_learnt_in_calm_seconds() {
         let (r, me, lock) = setup();
         let a = r.begin_task(me, 1, 0).unwrap();
@@ -569,6 +604,7 @@ mod tests {
         assert_eq!(c.usual[lock as usize].hold_ns, 0, "not yet");
         c.learn_usual(&r, t0 + 1000 * MS, false);
         assert_eq!(c.usual[lock as usize].hold_ns, 10 * MS);
+        assert_eq!(c.usual[lock as usize].occupied_milli, 500, "50 times 10 ms in a second");
         for i in 0..50 {
             trace.acquire(t0 + 1000 * MS, 0, lock, i, 1);
             trace.release(t0 + 1900 * MS, lock, i, 1);

@@ -295,6 +295,7 @@ impl Controller {
             min_relief: self.config.min_relief,
             // Who has held something for less than a window has not been seen to monopolise it for one.
             min_gain_ns: signal.slo_ns.max(self.window_ns()),
+            min_occupation_ns: 2 * self.window_ns(),
             ..PolicyParams::default()
         };
         if ask_host(&estimate, &mut window) {
@@ -553,6 +554,7 @@ fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyPara
         .float("min_relief", policy.min_relief)
         .int("min_gain_ns", policy.min_gain_ns)
         .int("min_idle_ns", policy.min_idle_ns)
+        .int("min_occupation_ns", policy.min_occupation_ns)
         .float("near_tie", policy.near_tie)
         .raw("class_duration_ns", &durations.end())
         .int("budget", budget as u64)

@@ -5,11 +5,12 @@
 //!
 //! Three shapes of blocking:
 //! - a **barrier** (LOCK, or any wait whose edges the host gave): waits that end once *all* its blockers are gone;
-//! - a **pool** (MEMORY, QUEUE): nobody in particular blocks; whoever holds a share of it gives back that share;
+//! - a **pool** (MEMORY, QUEUE): nobody in particular blocks. Of memory a holder gives back its share; of a queue each
+//!   server that comes back serves many, so what counts is how many of those that are usually busy are missing;
 //! - a **stuck slot**: whoever occupies a queue's server while it waits for a lock gives the server back only when
 //!   the lock's holder goes, so the relief of the queue belongs to that holder.
 
-use super::window::{EdgeKind, ResourceKind, TaskId, Window};
+use super::window::{EdgeKind, ResourceKind, ResourceWindow, TaskId, Window};
 
 /// A holder that acquired this much later than the oldest wait began still counts as "there before": events read a
 /// coarse clock.
@@ -20,6 +21,8 @@ const BRIEF_WAIT_NS: u64 = 5_000_000;
 const BRIEF_WAIT_FACTOR: u64 = 10;
 /// How many tasks of a chain are asked for the gain that a queue head inherits.
 const MAX_INHERIT: usize = 64;
+/// Whoever has a queue's server for this many turnovers of the others, and all through the window, does not turn over.
+pub(super) const LONG_TURNOVERS: u64 = 10;
 /// Nobody: an untracked blocker.
 const NONE: u32 = u32::MAX;
 
@@ -65,6 +68,8 @@ pub(super) struct Pool {
     pub holders: u32,
     /// Execution time lost to this instance in the window.
     pub lost_ns: u64,
+    /// QUEUE: so many servers more would end all the waits; at least 1.
+    pub needed: u64,
     /// Nobody in the pool runs (QUEUE): all its servers are stuck behind locks.
     pub stuck: bool,
 }
@@ -402,6 +407,10 @@ impl Graph {
                 0 => scale(lost_ns[r], total, total_of[r]),
                 all => scale(lost_ns[r], waited_ns, all),
             };
+            let (lost_ns, needed) = match self.queue[r] {
+                true => missing_servers(&window.resources[r], window.length_ns, members, waited.len(), lost_ns),
+                false => (lost_ns, 1),
+            };
             let pool = self.pools.len() as u32;
             let mut distinct = 0;
             let mut last = NONE;
@@ -416,7 +425,7 @@ impl Graph {
                 distinct += 1;
                 parts.push((m.2, Part { pool, amount: m.3, held_ns: m.4 }));
             }
-            self.pools.push(Pool { resource, instance, total, holders: distinct, lost_ns, stuck: false });
+            self.pools.push(Pool { resource, instance, total, holders: distinct, lost_ns, needed, stuck: false });
         }
         self.parts = Rows::new(self.tasks, parts);
     }
@@ -576,7 +585,8 @@ impl Graph {
             let pool = &self.pools[p as usize];
             let amount = std::mem::take(&mut s.pool_freed[p as usize]);
             let freed = &mut out.freed_ns[pool.resource as usize];
-            *freed = freed.saturating_add(scale(pool.lost_ns, amount.min(pool.total), pool.total));
+            let all = if self.queue[pool.resource as usize] { pool.needed } else { pool.total };
+            *freed = freed.saturating_add(scale(pool.lost_ns, amount.min(all), all));
         }
         out.pools = touched;
     }
@@ -616,6 +626,33 @@ impl Graph {
 
     pub fn longest_wait_ns(&self, barrier: u32) -> u64 {
         self.barriers[barrier as usize].longest_wait_ns(&self.waits)
+    }
+}
+
+/// (time lost for want of servers, how many more would end that): a queue whose servers still turn over as many as are
+/// usually busy lacks none, whatever else keeps its waiters waiting (a starved CPU).
+fn missing_servers(
+    queue: &ResourceWindow,
+    window_ns: u64,
+    members: &[(u32, u64, u32, u64, u64)],
+    waiting: usize,
+    lost_ns: u64,
+) -> (u64, u64) {
+    let long_ns = window_ns.max(queue.turnover_ns.saturating_mul(LONG_TURNOVERS));
+    let long = members.iter().filter(|m| m.4 >= long_ns).count() as u64;
+    let occupied = members.len() as u64;
+    // On average over the window: at one moment a server between two requests looks free.
+    if queue.servers > 0 && scale(queue.hold_ns, 4, window_ns.max(1)) < queue.servers.saturating_mul(3) {
+        return (0, 1);
+    }
+    if queue.usual_occupied_milli == 0 {
+        let waiting = queue.untracked_waiting.saturating_add(waiting as u64);
+        return (lost_ns, long.min(waiting).max(1));
+    }
+    let turning = queue.servers.max(occupied) - long;
+    match queue.usual_occupied_milli.saturating_sub(turning.saturating_mul(1000)) {
+        0 => (0, 1),
+        missing_milli => (lost_ns, missing_milli.div_ceil(1000).min(long).max(1)),
     }
 }
 

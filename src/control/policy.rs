@@ -4,11 +4,12 @@
 //! 2. Those beaten on every resource by another candidate never win: they score less by more than a near-tie.
 //! 3. The highest sum of contention level x resource gain wins (Atropos, SOSP 2025); near-ties go to the lower
 //!    priority, then to the one whose end throws away less work.
-//! 4. If contention would still stand, the next is chosen against what the first leaves, until every resource is
-//!    under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
+//! 4. If contention would still stand, or too little would be given back, the next is chosen against what the first
+//!    leaves, until every resource is under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled.
 
 use super::estimator::{Candidate, Estimate, ResourceEstimate, Role, Use};
+use super::graph::LONG_TURNOVERS;
 use super::window::{ResourceId, ResourceKind, TaskId, TaskView, Window};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
@@ -36,6 +37,8 @@ pub struct PolicyParams {
     /// Whoever has used the resource, or will use it, for less than this is not worth a cancel, ns: at least the
     /// latency objective, for its victims can bear as much.
     pub min_gain_ns: u64,
+    /// Whoever has occupied a queue's server for less than this may only have been held up by a busy machine, ns.
+    pub min_occupation_ns: u64,
     /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns.
     pub min_idle_ns: u64,
     /// Scores within this fraction of the best count as equal (0..1).
@@ -48,6 +51,7 @@ impl Default for PolicyParams {
             contention_threshold: 0.30,
             min_relief: 0.20,
             min_gain_ns: 20_000_000,
+            min_occupation_ns: 200_000_000,
             min_idle_ns: 300_000_000,
             near_tie: 0.10,
         }
@@ -242,8 +246,15 @@ impl<'a> Chooser<'a> {
         level > 0.0 && level >= self.params.contention_threshold
     }
 
+    /// Is there still something to do about a resource: it would stay contended, or what is picked so far gives back too
+    /// little to be worth any cancel.
+    fn open(&self, r: usize) -> bool {
+        let short = !self.set.is_empty() && self.estimate.relief_share(&self.freed_ns) < self.params.min_relief;
+        self.over(self.left[r]) || (short && self.over(self.levels[r]))
+    }
+
     fn contended(&self) -> bool {
-        self.left.iter().any(|&level| self.over(level))
+        (0..self.left.len()).any(|r| self.open(r))
     }
 
     fn reset(&mut self) {
@@ -302,12 +313,21 @@ impl<'a> Chooser<'a> {
                 continue;
             }
             frees = true;
-            let contends = self.over(self.left[r]);
+            let contends = self.open(r);
             // Nobody who has a lock for about as long as everybody has it monopolises it.
             let usual_ns = self.window.resources.get(r).map_or(0, |w| w.usual_hold_ns.saturating_mul(USUAL_TIMES));
             // The head of a queue has barred it only since it came, while what it waits for has been held all along: by the
             // same measure the holder would always qualify first, and go though ending the head loses nothing.
-            let min_ns = if u.role == Role::Bars { min_ns / BARS_PART } else { min_ns.max(usual_ns) };
+            let min_ns = match u.role {
+                Role::Bars => min_ns / BARS_PART,
+                // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.
+                Role::Occupies => {
+                    let turnover_ns = self.window.resources.get(r).map_or(0, |w| w.turnover_ns);
+                    let apart_ns = turnover_ns.saturating_mul(LONG_TURNOVERS);
+                    min_ns.max(usual_ns).max(apart_ns).max(self.params.min_occupation_ns)
+                }
+                Role::Holds | Role::Through => min_ns.max(usual_ns),
+            };
             contended |= contends;
             used |= contends && u.usage_ns >= min_ns;
             if u.usage_ns >= min_ns && u.gain_ns >= self.params.min_gain_ns as f64 {
@@ -413,7 +433,8 @@ impl<'a> Chooser<'a> {
         for i in (1..picks.len()).rev() {
             let without: Vec<u32> = picks.iter().map(|p| p.0).filter(|&t| t != picks[i].0).collect();
             let freed_ns = self.estimate.joint_relief(&without, &mut self.scratch).freed_ns;
-            if !self.levels_left(&freed_ns).iter().any(|&l| self.over(l)) {
+            let enough = self.estimate.relief_share(&freed_ns) >= self.params.min_relief;
+            if enough && !self.levels_left(&freed_ns).iter().any(|&l| self.over(l)) {
                 picks.remove(i);
                 self.set_to(without);
             }

@@ -145,6 +145,8 @@ pub struct ResourceEntry {
     pub queue_waiting: AtomicU64,
     pub queue_oldest_wait_ns: AtomicU64,
     pub queue_observed_ns: AtomicU64,
+    /// Servers of the queue; 0 = not told.
+    pub servers: AtomicU64,
 }
 
 /// A process that runs cancel actions for its own tasks.

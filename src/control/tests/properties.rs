@@ -54,13 +54,17 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn resource()(kind in 0..3, wait in time(), hold in time(), a in amount(), e in amount(), u in amount(), o in time())
+    fn resource()(
+        kind in 0..3, wait in time(), hold in time(), a in amount(), e in amount(), u in amount(), o in time(),
+        servers in prop_oneof![Just(0), 1..9u64, Just(u64::MAX)], occupied in prop_oneof![Just(0), 1..9000u64, Just(u64::MAX)],
+    )
         -> ResourceWindow
     {
         let kind = [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue][kind as usize];
         let (untracked_waiting, untracked_oldest_wait_ns) = if u < 900 { (0, 0) } else { (u, o) };
         ResourceWindow {
             id: 0, kind, name: String::new(), wait_ns: wait, hold_ns: hold, usual_hold_ns: o % 50 * MS, acquired: a, evicted: e,
+            turnover_ns: hold % 30 * MS, servers, usual_occupied_milli: occupied,
             untracked_waiting, untracked_oldest_wait_ns,
         }
     }
@@ -105,8 +109,12 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
 
 /// Long enough to be worth a cancel, and longer than is usual of the resource.
 fn counts(w: &Window, u: &Use, min_ns: u64) -> bool {
-    let usual_ns = w.resources.iter().find(|r| r.id == u.resource).unwrap().usual_hold_ns * 5;
-    let least_ns = if u.role == Role::Bars { min_ns / 5 } else { min_ns.max(usual_ns) };
+    let r = w.resources.iter().find(|r| r.id == u.resource).unwrap();
+    let least_ns = match u.role {
+        Role::Bars => min_ns / 5,
+        Role::Occupies => min_ns.max(r.usual_hold_ns * 5).max(r.turnover_ns * 10).max(200 * MS),
+        Role::Holds | Role::Through => min_ns.max(r.usual_hold_ns * 5),
+    };
     u.usage_ns >= least_ns && u.gain_ns >= min_ns as f64
 }
 

@@ -620,6 +620,68 @@ fn a_backlog_of_untracked_waiters_makes_a_full_queue_visible() {
     assert!(first.reason.contains("50 others wait"), "{}", first.reason);
 }
 
+/// A server of 4 slots: hogs with these occupations, the other slots turn over, `waiting` outside.
+fn slots(hogs_ms: &[u64], waiting: u64, usual_occupied_milli: u64, turnover_ms: u64) -> Story {
+    let mut s = Story::new(&[("slots", Queue)]);
+    for (id, &ms) in (1..).zip(hogs_ms) {
+        s.task(id, ms);
+        s.holds(id, 1, 0, ms);
+    }
+    for id in hogs_ms.len() as u64 + 1..5 {
+        s.task(id, turnover_ms / 2);
+        s.holds(id, 1, 0, turnover_ms / 2);
+    }
+    let r = &mut s.window.resources[0];
+    (r.servers, r.hold_ns, r.usual_occupied_milli, r.turnover_ns) =
+        (4, 400 * MS, usual_occupied_milli, turnover_ms * MS);
+    (r.untracked_waiting, r.untracked_oldest_wait_ns) = (waiting, 300 * MS);
+    s
+}
+
+#[test]
+fn of_a_queues_hogs_as_many_go_as_servers_are_missing() {
+    // Usually 1.5 are busy, two turn over: none is missing, so something else keeps them waiting.
+    assert!(slots(&[5000, 5000], 20, 1500, 10).picked().is_empty());
+    // Usually 2.5: one is missing, and a single hog gives all of it back.
+    let one = slots(&[5000, 5000], 20, 2500, 10).choose();
+    assert_eq!((one.picks.len(), one.levels_after[0]), (1, 0.0));
+    // Usually all four.
+    assert_eq!(
+        slots(&[5000, 5000, 5000, 5000], 20, 3900, 10).picked().len(),
+        3,
+        "level 0.96 / 4 is under the threshold"
+    );
+    // Not known: all that do not turn over, but no more than wait.
+    let first = |waiting| slots(&[5000; 4], waiting, 0, 10).choose().picks[0].relief_share;
+    assert!(near(first(3) / slots(&[5000; 4], 3, 0, 10).estimate().resources[0].level, 1.0 / 3.0));
+    assert!(near(first(20) / slots(&[5000; 4], 20, 0, 10).estimate().resources[0].level, 0.25));
+}
+
+#[test]
+fn hogs_go_on_being_picked_until_it_is_worth_it() {
+    // Few wait, so the level is just over the threshold and the first pick already leaves it below: but by itself it
+    // would give back too little, and nobody would go for ever.
+    let choice = slots(&[5000, 5000, 5000, 5000], 4, 3900, 10).choose();
+    assert!((0.4..0.5).contains(&slots(&[5000; 4], 4, 3900, 10).estimate().resources[0].level));
+    assert_eq!(choice.picks.len(), 2, "{choice:?}");
+    assert!(choice.picks.iter().map(|p| p.relief_share).sum::<f64>() >= 0.2);
+}
+
+#[test]
+fn on_a_starved_machine_nobody_hogs_a_server_who_is_slow_like_all() {
+    assert!(slots(&[150], 20, 3900, 1).picked().is_empty(), "a moment off the CPU");
+    assert!(slots(&[400], 20, 3900, 60).picked().is_empty(), "the others take 60 ms each");
+    assert_eq!(slots(&[400], 20, 3900, 20).picked(), [1]);
+}
+
+#[test]
+fn while_servers_are_free_nobody_is_to_blame() {
+    let mut s = slots(&[5000, 5000], 20, 0, 10);
+    assert!(!s.picked().is_empty());
+    s.window.resources[0].hold_ns = 250 * MS; // 2.5 of 4 on average
+    assert!(s.picked().is_empty());
+}
+
 #[test]
 fn who_takes_as_long_as_its_class_usually_does_hogs_no_server() {
     let picked = |usual_ms: u64| {

@@ -1,5 +1,5 @@
 /*
- * Functions that can wait: the script stops when they return. SPDX-License-Identifier: MIT OR Apache-2.0
+ * Where a script looks up beside the engine's own places. SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * The engine looks at its interrupt flag at function entries and jumps, not after a call of a built-in function. A
  * script of a few calls in a row, each cut short by the wake-up, would run to its end on answers that nobody gave. So
@@ -7,6 +7,8 @@
  *
  * Which: all of every extension that is not known to only compute, and of PHP's standard functions those that wait.
  * Functions that only compute are left alone: they need no wrapper, since nothing cuts them short.
+ *
+ * Files, too: a script that was cancelled while PHP still read the request's body does not begin.
  */
 #include "php_atropos.h"
 
@@ -40,14 +42,19 @@ static bool is_one_of(const char *name, const char *const *list)
 	return false;
 }
 
+static inline void look(void)
+{
+	if (UNEXPECTED(zend_atomic_bool_load_ex(&EG(vm_interrupt)))) {
+		atp_interrupted();
+	}
+}
+
 static void ZEND_FASTCALL call_and_look(INTERNAL_FUNCTION_PARAMETERS)
 {
 	zif_handler own = (zif_handler) EX(func)->internal_function.reserved[slot];
 
 	own(INTERNAL_FUNCTION_PARAM_PASSTHRU);
-	if (UNEXPECTED(zend_atomic_bool_load_ex(&EG(vm_interrupt)))) {
-		atp_interrupted();
-	}
+	look();
 }
 
 static void wrap(zend_internal_function *function)
@@ -87,6 +94,29 @@ static void for_all(void (*act)(zend_internal_function *))
 			} ZEND_HASH_FOREACH_END();
 		}
 	} ZEND_HASH_FOREACH_END();
+}
+
+static zend_op_array *(*own_compile_file)(zend_file_handle *file, int type);
+
+/* After, too: a file may come from afar. Who included it finds the exception and drops what was compiled. */
+static zend_op_array *compile_and_look(zend_file_handle *file, int type)
+{
+	zend_op_array *code;
+
+	look();
+	if (EG(exception) != NULL) {
+		return NULL;
+	}
+	code = own_compile_file(file, type);
+	look();
+	return code;
+}
+
+/* Once per process, after all extensions have started: a cache of compiled files stands in front of earlier ones. */
+void atp_calls_prepare(void)
+{
+	own_compile_file = zend_compile_file;
+	zend_compile_file = compile_and_look;
 }
 
 /* In MINIT: threads copy the tables later. */

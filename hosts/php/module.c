@@ -72,6 +72,7 @@ static void begin_process(void)
 {
 	stay_loaded();
 	atp_stop_prepare();
+	atp_calls_prepare();
 	atp_session_register();
 }
 

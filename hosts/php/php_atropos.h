@@ -4,7 +4,7 @@
  *
  *   module.c    start and end: settings, the meeting with mod_atropos, one request
  *   stop.c      how a script is told to stop, and what its client gets
- *   calls.c     functions that can wait: the script stops when they return
+ *   calls.c     where a script looks up: after functions that can wait, before files
  *   io.c        what it may be waiting in: sockets it opened, its own client
  *   session.c   the lock of a session as a resource
  *
@@ -83,6 +83,7 @@ extern void atp_interrupted(void);
 /* calls.c */
 extern void atp_calls_install(void);
 extern void atp_calls_remove(void);
+extern void atp_calls_prepare(void);		/* once per process */
 
 /* io.c */
 extern void atp_io_install(void);

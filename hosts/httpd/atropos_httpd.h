@@ -41,6 +41,10 @@ APLOG_USE_MODULE(atropos);
 #define ATH_STORE(x, value) __atomic_store_n(&(x), (value), __ATOMIC_RELAXED)
 #define ATH_ADD(x, value) __atomic_fetch_add(&(x), (value), __ATOMIC_RELAXED)
 
+/* ---- mod_atropos.c ---- */
+
+bool ath_server_is_patched(void);
+
 /* ---- config.c ---- */
 
 typedef struct ath_server_config

@@ -12,6 +12,11 @@
  * alone, and no connection given up. */
 #pragma weak ap_hook_worker_shortage
 
+bool ath_server_is_patched(void)
+{
+    return ap_hook_worker_shortage != NULL;
+}
+
 static void register_hooks(apr_pool_t *p)
 {
     ap_hook_post_config(ath_post_config, NULL, NULL, APR_HOOK_FIRST);
@@ -25,7 +30,7 @@ static void register_hooks(apr_pool_t *p)
     ap_hook_header_parser(ath_header_parser, NULL, NULL, APR_HOOK_REALLY_FIRST);
     ap_hook_insert_filter(ath_insert_filter, NULL, NULL, APR_HOOK_REALLY_LAST);
     ap_hook_handler(ath_status_handler, NULL, NULL, APR_HOOK_MIDDLE);
-    if (ap_hook_worker_shortage != NULL)
+    if (ath_server_is_patched())
         ap_hook_worker_shortage(ath_worker_shortage, NULL, NULL, APR_HOOK_MIDDLE);
     APR_OPTIONAL_HOOK(ap, status_hook, ath_status_hook, NULL, NULL, APR_HOOK_MIDDLE);
     APR_REGISTER_OPTIONAL_FN(atropos_httpd);

@@ -28,6 +28,7 @@ atropos_resource_t ath_slots;
 #define SPARE_ROWS 32
 
 static size_t shared_bytes;
+static pid_t parent_pid;
 
 uint64_t ath_now_ns(void)
 {
@@ -46,6 +47,9 @@ const char *ath_last_error(void)
 
 static apr_status_t leave_generation(void *dummy)
 {
+    /* Children inherit this cleanup, and run it when they exit. */
+    if (getpid() != parent_pid)
+        return APR_SUCCESS;
     atropos_shutdown();
     if (ath_shared_memory != NULL)
         munmap(ath_shared_memory, shared_bytes);
@@ -125,11 +129,15 @@ int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, serv
         atropos_shutdown();
         return OK;
     }
+    parent_pid = getpid();
     ath_shared_memory->rows = (uint32_t)(daemons + SPARE_ROWS);
     ath_shared_memory->generation = (uint32_t)generation;
     ath_shared_memory->fifo = (ath_fifo *)&ath_shared_memory->row[ath_shared_memory->rows];
     ath_slots = atropos_resource_register("httpd worker slot", ATROPOS_QUEUE);
     apr_pool_cleanup_register(pconf, NULL, leave_generation, apr_pool_cleanup_null);
+    if (!ath_server_is_patched())
+        ap_log_error(APLOG_MARK, APLOG_NOTICE, 0, s, "Atropos: this httpd was built without patches/httpd/2.4: connections "
+                     "given up for want of a worker are not counted, and a shortage is seen by the scoreboard alone");
     return OK;
 }
 
@@ -213,5 +221,6 @@ void ath_child_stopping(apr_pool_t *pchild, int graceful)
     if (!graceful && threaded == AP_MPMQ_NOT_SUPPORTED) {
         ath_controller_abandon();
         apr_pool_cleanup_kill(pchild, NULL, leave_child);
+        ATH_STORE(ath_my_row->pid, 0);
     }
 }

@@ -6,6 +6,7 @@
 use crate::cancel::action::{self, Level};
 use crate::cancel::agent::Served;
 use crate::config::{Config, Mode};
+use crate::control::baseline::Learnt;
 use crate::control::controller::Controller;
 use crate::error::{Code, Error, Result};
 use crate::primitive::{AtomicPtr, AtomicU32, Ordering::*};
@@ -338,6 +339,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<std::thread
 /// Creates or joins the region and makes this process part of it.
 pub fn init(config: Config) -> Result<()> {
     let _only = Exclusive::enter()?;
+    let learnt = learnt_before();
     sweep();
     if active().is_some() {
         return Err(Error::new(Code::Already, "libatropos is initialised in this process already"));
@@ -353,9 +355,17 @@ pub fn init(config: Config) -> Result<()> {
     // Whoever joins takes the settings that are there; the first publishes its own.
     if region.header().settings.version.load(Acquire) == 0 {
         region.header().publish_settings(&config);
+        region.header().hand_on(learnt.into_iter());
     }
     install(Process::new(region, config));
     Ok(())
+}
+
+/// What the controller of this process's former region knew of each class: a restarted server is the same one.
+fn learnt_before() -> Vec<(u16, Learnt)> {
+    // SAFETY: null or a leaked object whose region is mapped until `sweep`.
+    let before = unsafe { RETIRED.load(Acquire).as_ref() };
+    before.map_or(Vec::new(), |process| process.region.header().handed_on().collect())
 }
 
 /// Frees the region that an earlier shutdown left, if no other thread is there that might be inside a call: a server

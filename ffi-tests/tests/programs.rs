@@ -48,6 +48,7 @@ programs! {
     restart: "restart.c" [];
     reap: "reap.c" [];
     failover: "failover.c" [];
+    takeover: "takeover.c" [];
     storm: "storm.c" [];
 }
 

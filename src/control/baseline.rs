@@ -52,7 +52,37 @@ struct Known {
     spread_ns: u64,
 }
 
+/// What a leader hands on to its successor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Learnt {
+    pub p99_ns: u64,
+    pub spread_ns: u64,
+    pub throughput_per_s: f64,
+    pub duration_ns: u64,
+}
+
 impl Baseline {
+    /// Begins with what somebody else has learnt; own samples replace it once there are enough.
+    pub fn inherited(l: Learnt) -> Self {
+        Baseline {
+            known: Some(Known { p99_ns: l.p99_ns, spread_ns: l.spread_ns }),
+            throughput_per_s: Some(l.throughput_per_s),
+            duration_ns: Some(l.duration_ns as f64),
+            ..Baseline::default()
+        }
+    }
+
+    /// To hand on; None while nothing is known.
+    pub fn learnt(&self) -> Option<Learnt> {
+        let known = self.known?;
+        Some(Learnt {
+            p99_ns: known.p99_ns,
+            spread_ns: known.spread_ns,
+            throughput_per_s: self.throughput_per_s?,
+            duration_ns: self.duration_ns()?,
+        })
+    }
+
     /// Learns from one window in the normal state. `length_ns` = the window's.
     pub fn learn(&mut self, class: &ClassWindow, length_ns: u64) {
         self.take(class, length_ns, None);

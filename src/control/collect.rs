@@ -91,11 +91,11 @@ impl Collector {
     }
 
     /// Learns for how long things are held on average: once a second, since it reads all cells. A second in which there was
-    /// an `overload` teaches nothing.
-    pub fn learn_usual(&mut self, region: &Region, now_ns: u64, overload: bool) {
+    /// an `overload` teaches nothing. True = a second was over; what is known then stands in the region, for a successor.
+    pub fn learn_usual(&mut self, region: &Region, now_ns: u64, overload: bool) -> bool {
         self.usual_spoilt |= overload;
         if now_ns.saturating_sub(self.usual_at_ns) < USUAL_EVERY_NS {
-            return;
+            return false;
         }
         let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
         let elapsed_ns = now_ns - std::mem::replace(&mut self.usual_at_ns, now_ns);
@@ -115,6 +115,21 @@ impl Collector {
                 |known: &mut u64, new: u64| *known = if *known == 0 { new } else { *known - *known / 4 + new / 4 };
             learn(&mut usual.hold_ns, held_ns / acquired);
             learn(&mut usual.occupied_milli, scale(held_ns, 1000, elapsed_ns));
+        }
+        for (id, entry) in region.header().registered() {
+            let usual = &self.usual[id as usize];
+            entry.usual_hold_ns.store(usual.hold_ns, Relaxed);
+            entry.usual_occupied_milli.store(usual.occupied_milli, Relaxed);
+        }
+        true
+    }
+
+    /// Begins with what a predecessor has learnt.
+    pub fn inherit(&mut self, region: &Region) {
+        for (id, entry) in region.header().registered() {
+            let usual = &mut self.usual[id as usize];
+            usual.hold_ns = entry.usual_hold_ns.load(Relaxed);
+            usual.occupied_milli = entry.usual_occupied_milli.load(Relaxed);
         }
     }
 

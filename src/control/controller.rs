@@ -107,6 +107,7 @@ impl Controller {
                 h.counters.lease_changes.fetch_add(1, Relaxed);
                 let log = std::mem::take(&mut self.log);
                 *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
+                self.take_over(region, now_ns);
                 // Look once for what was asked while nobody led.
                 self.manual_seen = h.manual_requests.load(Acquire).wrapping_sub(1);
             }
@@ -133,6 +134,33 @@ impl Controller {
             self.reap(region, now_ns);
         }
         role
+    }
+
+    /// A leader that goes leaves what it has learnt, and cancels on their way: without them the next one would be blind
+    /// for seconds, and nobody would repeat a lost cancel or escalate.
+    fn take_over(&mut self, region: &Region, now_ns: u64) {
+        self.collector.inherit(region);
+        for (class, learnt) in region.header().handed_on() {
+            self.detector.inherit(class, learnt);
+        }
+        for (task, slot) in region.live_tasks() {
+            // A child's request is a copy of its parent's.
+            let request = if slot.parent.load(Relaxed) == 0 { slot.standing_request() } else { None };
+            let Some(request) = request else { continue };
+            let resource = region.header().resource(request.resource);
+            let decision = Decision {
+                id: request.decision_id,
+                state: "taken over",
+                resource: request.resource,
+                resource_name: resource.map_or(String::new(), |e| e.name()),
+                resource_kind: resource.and_then(|e| e.kind()),
+                instance: request.instance,
+                reason: request.reason.clone(),
+                rung: request.rung,
+                ..self.blank(region, task, request.scope, slot, now_ns)
+            };
+            self.pending.push(Pending::new(decision, request, now_ns));
+        }
     }
 
     /// How long the caller may pause before the next tick: short while somebody waits for what it does.
@@ -256,7 +284,9 @@ impl Controller {
             self.suspecting = false;
             self.observed = None;
         }
-        self.collector.learn_usual(region, now_ns, signal.state == State::Overload);
+        if self.collector.learn_usual(region, now_ns, signal.state == State::Overload) {
+            region.header().hand_on(self.detector.learnt());
+        }
         if !detailed || self.collector.measured_ns() == 0 {
             return;
         }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::baseline::Baseline;
+use super::baseline::{Baseline, Learnt};
 use super::window::{ClassWindow, Window};
 
 /// Throughput within this factor of the reference has not grown.
@@ -116,6 +116,16 @@ struct Look {
 impl Detector {
     pub fn new() -> Self {
         Detector { state: State::Learning, since_ns: 0, calm: 0, classes: BTreeMap::new(), learnt_until_ns: 0 }
+    }
+
+    /// Begins with what a predecessor has learnt of a class.
+    pub fn inherit(&mut self, class: u16, learnt: Learnt) {
+        self.classes.entry(class).or_default().baseline = Baseline::inherited(learnt);
+    }
+
+    /// What is known per class, for a successor.
+    pub fn learnt(&self) -> impl Iterator<Item = (u16, Learnt)> + '_ {
+        self.classes.iter().filter_map(|(&class, c)| Some((class, c.baseline.learnt()?)))
     }
 
     /// A class's baseline, once the class has been seen.
@@ -352,6 +362,20 @@ mod tests {
         assert!((1300.0..1450.0).contains(&normal.baseline_throughput_per_s), "{normal:?}");
         s.stall(16);
         assert_eq!(s.steps(3, 0, |_| 0).state, State::Overload);
+    }
+
+    #[test]
+    fn a_successor_sees_a_stall_without_learning_anew() {
+        let mut s = Server::new(None);
+        s.steps(200, 36, |i| 4 + i % 3);
+        let learnt: Vec<_> = s.detector.learnt().collect();
+        assert_eq!(learnt.len(), 1);
+        let mut next = Server::new(None);
+        learnt.iter().for_each(|&(class, l)| next.detector.inherit(class, l));
+        assert_eq!(next.step(36, |_| 5).state, State::Normal);
+        next.stall(16);
+        assert_eq!(next.steps(3, 0, |_| 0).state, State::Overload);
+        assert_eq!(next.detector.learnt().collect::<Vec<_>>(), learnt, "nothing was learnt from it");
     }
 
     #[test]

@@ -147,6 +147,9 @@ pub struct ResourceEntry {
     pub queue_observed_ns: AtomicU64,
     /// Servers of the queue; 0 = not told.
     pub servers: AtomicU64,
+    /// What the leader has learnt of it, for its successor: average hold, thousandths of servers occupied. 0 = not yet.
+    pub usual_hold_ns: AtomicU64,
+    pub usual_occupied_milli: AtomicU64,
 }
 
 /// A process that runs cancel actions for its own tasks.
@@ -162,6 +165,16 @@ pub struct Agent {
 #[repr(C, align(64))]
 pub struct ClassShard {
     pub buckets: [AtomicU32; BUCKETS],
+}
+
+/// What the leader has learnt of a class, for its successor; 0 = not yet. Each value is plausible by itself, so a reader
+/// needs no consistent set.
+#[repr(C)]
+pub struct ClassLearnt {
+    pub p99_ns: AtomicU64,
+    pub spread_ns: AtomicU64,
+    pub throughput_milli_per_s: AtomicU64,
+    pub duration_ns: AtomicU64,
 }
 
 /// A recorded decision, as JSON text.
@@ -314,6 +327,7 @@ pub struct Header {
     pub resources: [ResourceEntry; MAX_RESOURCES],
     pub agents: [Agent; MAX_AGENTS],
     pub classes: [[ClassShard; SHARDS]; MAX_CLASSES],
+    pub learnt: [ClassLearnt; MAX_CLASSES],
     pub decisions: [DecisionEntry; DECISIONS],
 }
 

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod layout;
+pub mod learnt;
 pub mod lease;
 pub mod owner;
 pub mod resources;

@@ -23,7 +23,7 @@ pub fn command_line() -> String {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--record" => {}
-            "--json" => drop(args.next()),
+            "--json" | "--prefix" => drop(args.next()),
             "overhead" => words.push("bench overhead".into()),
             _ => words.push(arg),
         }

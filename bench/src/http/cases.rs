@@ -172,8 +172,7 @@ fn long_requests(n: &Noise) -> Result<NoiseRun> {
 fn session_lock(n: &Noise) -> Result<NoiseRun> {
     let cookie = [("Cookie", "PHPSESSID=thesamevisitor0123456789")];
     let query = format!("?hold={HOLD_S}");
-    let holder =
-        request(n.server.address, Role::Culprit, "/session.php/holder", &query, &cookie, n.stop.clone());
+    let holder = request(n.server.address, Role::Culprit, "/session.php/holder", &query, &cookie, n.stop.clone());
     let onset_ns = n.server.wait_mark("holder.locked", Duration::from_secs(10))?;
     let mut requests = vec![holder];
     for i in 1..n.slots {
@@ -187,7 +186,8 @@ pub static CASES: &[Case] = &[
     Case {
         id: "c9",
         title: "three PHP requests of 30 s hold the worker slots that everybody needs",
-        stands_for: "the paper's c9 (httpd with PHP, slow requests fill a small pool); mod_qos manual, \"Slow Application\"",
+        stands_for:
+            "the paper's c9 (httpd with PHP, slow requests fill a small pool); mod_qos manual, \"Slow Application\"",
         slots: 3,
         keep_alive_requests: 100,
         variants: &["blocking", "busy", "flock"],
@@ -224,6 +224,9 @@ pub static CASES: &[Case] = &[
         expect: Expect::Nobody,
     },
 ];
+
+/// What httpd has beside Atropos.
+pub const PEERS: &[Mode] = &[Mode::Timeouts, Mode::ModQos];
 
 pub fn find(id: &str) -> Result<&'static Case> {
     let known = || CASES.iter().map(|c| c.id).collect::<Vec<_>>().join(", ");

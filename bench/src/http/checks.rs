@@ -1,6 +1,6 @@
 //! Fast assertions on a real httpd with PHP, for the test command: each says what must hold and what was seen.
 use super::cases::{self, request, Request};
-use super::client::{get, Connection, Fault};
+use super::client::{self, get, get_old, Connection, Fault, Visit};
 use super::install::Install;
 use super::load::{self, Group, Pages};
 use super::run::{run_once, summary, Setup, WebRecord};
@@ -8,20 +8,20 @@ use super::server::{Config, Footprint, Httpd, Mpm, STATIC_PAGE};
 use crate::cases::Role;
 use crate::clock::now_ns;
 use crate::guard;
-use crate::integration::{self, Check};
+use crate::integration::Check;
 use crate::record::Mode;
 use anyhow::{bail, ensure, Context, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const CHECKS: &[Check<Install>] = &[
+pub const CHECKS: &[Check<Install>] = &[
     ("directives have ranges, and errors name file and line", directives),
     ("the status page: HTML, lines, JSON", status_page),
     ("c9 on event: blocking scripts on every worker are refused with 503", |i, s| long(i, s, Mpm::Event, "blocking")),
@@ -34,6 +34,7 @@ const CHECKS: &[Check<Install>] = &[
     ("x10 on prefork", |i, s| session(i, s, Mpm::Prefork)),
     ("a protected location is never cancelled", protected),
     ("slow readers that hold every worker of prefork are cut off", slow_readers),
+    ("a script that writes to a client that does not read is cut off", endless_output),
     ("every kind of script can be stopped, on event", |i, s| matrix(i, s, Mpm::Event)),
     ("every kind of script can be stopped, on prefork", |i, s| matrix(i, s, Mpm::Prefork)),
     ("graceful restarts under load with scripts in flight, on event", |i, s| graceful(i, s, Mpm::Event)),
@@ -43,11 +44,6 @@ const CHECKS: &[Check<Install>] = &[
     ("1,000 PHP cancels on event: nothing is left behind", |i, s| thousand(i, s, Mpm::Event)),
     ("1,000 PHP cancels on prefork: nothing is left behind", |i, s| thousand(i, s, Mpm::Prefork)),
 ];
-
-/// Runs all checks (or those whose name contains `only`); an error when one failed.
-pub fn run(install: &Install, seed: u64, only: Option<&str>) -> Result<()> {
-    integration::run(CHECKS, install, seed, only)
-}
 
 /// The scripts of the PHP extension's own tests.
 fn scripts() -> PathBuf {
@@ -73,7 +69,7 @@ fn directives(install: &Install, _seed: u64) -> Result<String> {
     }
     let conf = dir.join("bad.conf");
     let mut said = 0;
-    let check = || -> Result<()> {
+    let mut check = || -> Result<()> {
         for (bad, names) in [
             ("Atropos sometimes", "sometimes"),
             ("AtroposSLO -1", "AtroposSLO"),
@@ -101,7 +97,6 @@ fn directives(install: &Install, _seed: u64) -> Result<String> {
         }
         Ok(())
     };
-    let mut check = check;
     let done = check();
     let _ = fs::remove_dir_all(&dir);
     done?;
@@ -190,8 +185,7 @@ fn begin(
     stop: &Arc<AtomicBool>,
 ) -> Result<Vec<JoinHandle<Request>>> {
     let one = |i| format!("{name}-{i}");
-    let start =
-        |i| request(server.address, Role::Culprit, &format!("/long.php/{}", one(i)), query, &[], stop.clone());
+    let start = |i| request(server.address, Role::Culprit, &format!("/long.php/{}", one(i)), query, &[], stop.clone());
     let requests = (1..=count).map(start).collect();
     for i in 1..=count {
         server.wait_mark(&one(i), Duration::from_secs(10))?;
@@ -237,7 +231,10 @@ fn culprit_is_stopped(server: &Httpd, name: &str, slots: u32) -> Result<String> 
     stop.store(true, Ordering::Relaxed);
     let done = join(requests)?;
     let stopped: Vec<_> = done.iter().filter(|r| r.stopped()).collect();
-    let first = stopped.iter().min_by_key(|r| r.ended_ns).with_context(|| format!("none of {slots} scripts was stopped within 10 s"))?;
+    let first = stopped
+        .iter()
+        .min_by_key(|r| r.ended_ns)
+        .with_context(|| format!("none of {slots} scripts was stopped within 10 s"))?;
     for r in &stopped {
         ensure!(r.status == Some(503) && r.retry_after_s.is_some(), "{} saw {}", r.label, r.text);
     }
@@ -283,33 +280,118 @@ fn slow_readers(install: &Install, seed: u64) -> Result<String> {
     Ok(format!("{cut} of {SLOTS} cut off, no page looked complete that was not"))
 }
 
+/// A script that writes without end to a client that reads nothing.
+fn endless_output(install: &Install, seed: u64) -> Result<String> {
+    let server = Httpd::start(install, &enforcing(Mpm::Event, 1, 1), Some(&scripts()), "endless-output")?;
+    let load = load::start(server.address, &[statics(3)], seed)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let mut c = Connection::open(server.address).map_err(|e| anyhow::anyhow!("{e}"))?;
+    c.send(&get("/endless-output.php", &[], false)).map_err(|e| anyhow::anyhow!("{e}"))?;
+    let asked = Instant::now();
+    while acted(&server) == 0 {
+        ensure!(asked.elapsed() < Duration::from_secs(10), "no decision within 10 s");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (before, told) = (load.done(), Instant::now());
+    while load.done() < before + 100 {
+        ensure!(told.elapsed() < Duration::from_secs(10), "the worker is not free 10 s after the cancel");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let free_ms = told.elapsed().as_millis();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    match c.receive(None, &|| Instant::now() > give_up) {
+        Err(Fault::Truncated { .. }) => {}
+        other => bail!("the client that read late saw {other:?}"),
+    }
+    let log = load.finish()?;
+    ensure!(log.bad.is_empty(), "the load saw {:?}", log.bad[0]);
+    server.finish()?;
+    Ok(format!("told {} ms after it began, the worker free {free_ms} ms later", (told - asked).as_millis()))
+}
+
 /// How a script's client must see that it was stopped.
 #[derive(Clone, Copy, PartialEq)]
 enum Seen {
-    /// Nothing was sent: 503 with Retry-After, whole.
+    /// Nothing was sent: 503 with Retry-After, whole, and nothing of the script's own.
     Refused,
     /// Something was sent: no end that looks like one.
     CutOff,
+    /// The body was being read: either, as long as no page comes.
+    Either,
+}
+
+struct Kind {
+    name: &'static str,
+    request: fn() -> Vec<u8>,
+    seen: Seen,
+}
+
+macro_rules! kind {
+    ($seen:ident, $path:literal) => {
+        Kind { name: $path, request: || get(concat!("/", $path), &[], false), seen: Seen::$seen }
+    };
+}
+
+fn post(path: &str) -> Vec<u8> {
+    // More is promised than is sent.
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+         Content-Length: 100\r\nConnection: close\r\n\r\nseconds="
+    )
+    .into_bytes()
 }
 
 /// The scripts of `hosts/php/tests`, and what their clients must see.
-const KINDS: &[(&str, &str, Seen)] = &[
-    ("busy.php", "", Seen::Refused),
-    ("usleep.php", "", Seen::Refused),
-    ("flock.php", "", Seen::Refused),
-    ("accept.php", "", Seen::Refused),
-    ("fsockopen.php", "", Seen::Refused),
-    ("exception.php", "", Seen::Refused),
-    ("buffered.php", "", Seen::Refused),
-    ("headers-sent.php", "", Seen::CutOff),
-    ("shutdown-works.php", "", Seen::Refused),
-    ("shutdown-hangs.php", "how=busy", Seen::Refused),
-    ("shutdown-hangs.php", "how=call", Seen::Refused),
+const KINDS: &[Kind] = &[
+    kind!(Refused, "busy.php"),
+    kind!(Refused, "usleep.php"),
+    kind!(Refused, "flock.php"),
+    kind!(Refused, "accept.php"),
+    kind!(Refused, "fsockopen.php"),
+    kind!(Refused, "exception.php"),
+    kind!(Refused, "fiber.php"),
+    kind!(Refused, "buffered.php"),
+    kind!(CutOff, "headers-sent.php"),
+    Kind { name: "headers-sent.php by HTTP/1.0", request: || get_old("/headers-sent.php"), seen: Seen::CutOff },
+    kind!(Refused, "shutdown-works.php"),
+    kind!(Refused, "shutdown-hangs.php?how=busy"),
+    kind!(Refused, "shutdown-hangs.php?how=call"),
+    kind!(Refused, "shutdown-hangs.php?how=internal"),
+    kind!(Refused, "destructor-hangs.php"),
+    kind!(Refused, "output-handler-hangs.php"),
+    kind!(Refused, "output-handler-hangs.php?early"),
+    Kind { name: "body.php, half a form", request: || post("/body.php"), seen: Seen::Either },
+    Kind { name: "upload.php, half a body", request: || post("/upload.php"), seen: Seen::Either },
 ];
+
+/// What is wrong with the answer to a script that was stopped.
+fn wrong(kind: &Kind, v: &Visit) -> Option<String> {
+    let body = String::from_utf8_lossy(&v.body);
+    let refused = || {
+        let header = v.header.to_ascii_lowercase();
+        // Somebody may come again: nobody may keep this answer, nor what the script had said about its page.
+        let own = ["etag:", "public", "image/png"].iter().any(|h| header.contains(h));
+        let retry = v.result.as_ref().is_ok_and(|r| r.retry_after_s.is_some());
+        v.status() == Some(503) && retry && header.contains("no-store") && !own
+    };
+    let cut = matches!(v.result, Err(Fault::Truncated { .. } | Fault::Unanswered(_)));
+    let right = match kind.seen {
+        Seen::Refused => refused() && v.looks_complete() && !body.to_ascii_lowercase().contains("part of a page"),
+        Seen::CutOff => matches!(v.result, Err(Fault::Truncated { .. })),
+        Seen::Either => cut || v.status() == Some(503),
+    };
+    let leaks = ["finished", "output of a shutdown function"].iter().any(|t| body.contains(t));
+    (!right || leaks).then(|| {
+        let start: String = body.chars().take(80).collect();
+        format!("{}: {}, header {:?}, body {start:?}", kind.name, v.text(), v.header)
+    })
+}
 
 fn matrix(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     // One worker: whatever script has it is the culprit.
-    let server = Httpd::start(install, &enforcing(mpm, 1, 1), Some(&scripts()), &format!("matrix-{}", mpm.name()))?;
+    let mut config = enforcing(mpm, 1, 1);
+    config.directives.push("<Files upload.php>\nphp_flag enable_post_data_reading off\n</Files>".into());
+    let server = Httpd::start(install, &config, Some(&scripts()), &format!("matrix-{}", mpm.name()))?;
     let tmp = server.dir().join("tmp");
     let lock = File::create(tmp.join("atropos-flock-test"))?;
     fs::set_permissions(tmp.join("atropos-flock-test"), std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
@@ -318,31 +400,22 @@ fn matrix(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     let load = load::start(server.address, &[statics(3)], seed)?;
     std::thread::sleep(Duration::from_secs(3));
     let mut failures = vec![];
-    let mut slowest_ms = 0;
-    for (script, query, want) in KINDS {
-        let name = format!("{script}?{query}");
+    let (mut slowest_ms, mut slowest_free_ms) = (0, 0);
+    for kind in KINDS {
         let patience = Instant::now() + Duration::from_secs(10);
-        let text = get(&format!("/{script}?seconds=30&{query}"), &[], false);
-        let seen = super::client::visit(server.address, &text, &|| Instant::now() > patience);
-        let body = String::from_utf8_lossy(&seen.body);
-        let retry = seen.result.as_ref().is_ok_and(|r| r.retry_after_s.is_some());
-        let right = match want {
-            Seen::Refused => seen.status() == Some(503) && retry && seen.looks_complete(),
-            Seen::CutOff => matches!(seen.result, Err(Fault::Truncated { .. })),
-        };
-        if !right || body.contains("finished") || (*want == Seen::Refused && body.contains("part of a page")) {
-            failures.push(format!("{name}: {}, body {:?}", seen.text(), body.chars().take(80).collect::<String>()));
-        }
+        let seen = client::visit(server.address, &(kind.request)(), &|| Instant::now() > patience);
+        failures.extend(wrong(kind, &seen));
         slowest_ms = slowest_ms.max((seen.ended_ns - seen.started_ns) / 1_000_000);
-        // The worker is free again: the load goes on.
-        let (before, give_up) = (load.done(), Instant::now() + Duration::from_secs(10));
+        // The worker is free again: the load goes on. A script that hangs would keep it for a minute.
+        let (before, told) = (load.done(), Instant::now());
         while load.done() < before + 100 {
-            if Instant::now() > give_up {
-                bail!("{name}: the worker is not free 10 s after the cancel{}", failed(&failures));
+            if told.elapsed() > Duration::from_secs(10) {
+                bail!("{}: the worker is not free 10 s after the cancel{}", kind.name, failed(&failures));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(10));
         }
-        // A second of calm, in which the library learns that all is well.
+        slowest_free_ms = slowest_free_ms.max(told.elapsed().as_millis());
+        // Calm, in which the library learns that all is well and the budget of cancels fills up.
         std::thread::sleep(Duration::from_millis(1500));
     }
     ensure!(failures.is_empty(), "{}", failures.join("; "));
@@ -351,13 +424,18 @@ fn matrix(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     for must in ["slept", "second", "destructor"] {
         ensure!(said.contains(&must), "shutdown-works.php: no {must:?} among {said:?}");
     }
-    ensure!(!said.contains(&"caught"), "shutdown-works.php caught its cancel: {said:?}");
-    ensure!(!tmp.join("atropos-fsockopen-test").exists(), "fsockopen.php went on with an answer that nobody gave");
+    ensure!(said.len() == 3, "shutdown-works.php went on after its cancel: {said:?}");
+    for (file, script) in [("atropos-fsockopen-test", "fsockopen.php"), ("atropos-body-test", "body.php")] {
+        ensure!(!tmp.join(file).exists(), "{script} went on with what nobody sent");
+    }
     let log = load.finish()?;
     ensure!(log.bad.is_empty(), "the load saw {:?}", log.bad[0]);
     drop(lock);
     server.finish()?;
-    Ok(format!("{} kinds, the slowest after {slowest_ms} ms", KINDS.len()))
+    Ok(format!(
+        "{} kinds, the slowest answer after {slowest_ms} ms, the worker free at most {slowest_free_ms} ms later",
+        KINDS.len()
+    ))
 }
 
 fn failed(failures: &[String]) -> String {
@@ -477,27 +555,30 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     std::thread::sleep(Duration::from_secs(2));
     let began = Instant::now();
     let give_up = began + Duration::from_secs(300);
-    let stopped = AtomicU64::new(0);
-    let others = std::sync::Mutex::new(BTreeMap::<String, u64>::new());
-    const SCRIPTS: &[&str] = &["usleep", "accept", "buffered", "headers-sent", "fsockopen", "exception", "usleep", "busy"];
+    let (stopped, number) = (AtomicU64::new(0), AtomicU64::new(0));
+    let labels = Mutex::new(Vec::<String>::new());
+    let others = Mutex::new(BTreeMap::<String, u64>::new());
+    // Most hang in some way, the last is done at once: a cancel that comes too late for one must not hit the next.
+    const SCRIPTS: &[&str] =
+        &["usleep", "accept", "buffered", "headers-sent", "fsockopen", "exception", "shutdown-works", "busy", "quick"];
     // Clients that ask for scripts of all kinds until `until` of them were stopped.
     let batch = |until: u64| {
         std::thread::scope(|s| {
-            for c in 0..SLOTS as usize {
-                let (server, stopped, others) = (&server, &stopped, &others);
+            for _ in 0..SLOTS {
+                let (server, stopped, number, labels, others) = (&server, &stopped, &number, &labels, &others);
                 s.spawn(move || {
-                    let mut i = c;
                     while stopped.load(Ordering::Relaxed) < until && Instant::now() < give_up {
-                        let path = format!("/{}.php?seconds=5", SCRIPTS[i % SCRIPTS.len()]);
-                        i += 1;
-                        let seen = server.visit(&path, &[], Duration::from_secs(20));
+                        let n = number.fetch_add(1, Ordering::Relaxed);
+                        let path = format!("/{}.php/{n}", SCRIPTS[n as usize % SCRIPTS.len()]);
+                        let seen = server.visit(&format!("{path}?seconds=5"), &[], Duration::from_secs(20));
                         match (&seen.result, seen.status()) {
                             (Ok(_), Some(503)) | (Err(Fault::Truncated { .. }), Some(200)) => {
                                 stopped.fetch_add(1, Ordering::Relaxed);
+                                labels.lock().unwrap_or_else(PoisonError::into_inner).push(format!("GET {path}"));
                             }
                             (Ok(_), Some(200)) => {}
                             _ => {
-                                let mut others = others.lock().unwrap_or_else(|e| e.into_inner());
+                                let mut others = others.lock().unwrap_or_else(PoisonError::into_inner);
                                 *others.entry(format!("{path}: {}", seen.text())).or_default() += 1;
                             }
                         }
@@ -513,10 +594,14 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     let log = load.finish()?;
     let after = at_rest(&server)?;
     let count = stopped.load(Ordering::Relaxed);
-    let others = others.into_inner().unwrap_or_else(|e| e.into_inner());
+    let others = others.into_inner().unwrap_or_else(PoisonError::into_inner);
     ensure!(others.is_empty(), "scripts ended in other ways: {others:?}");
     ensure!(count >= WARM + CANCELS, "only {count} cancels in {:.0} s", began.elapsed().as_secs_f64());
     ensure!(log.bad.iter().all(|b| b.status == Some(503)), "the load saw {:?}", log.bad.last());
+    let told = told_labels(&server)?;
+    let labels = labels.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let wrong: Vec<_> = labels.iter().filter(|l| !told.contains(*l)).collect();
+    ensure!(wrong.is_empty(), "{} were stopped though nobody decided so: {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
     let seen = format!("before: {} [{}]; after: {} [{}]", before.0, before.1, after.0, after.1);
     ensure!(
         (before.0.processes, before.0.threads, before.0.descriptors, &before.1)
@@ -530,7 +615,20 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     let left = status["tasks"].as_array().map_or(0, Vec::len);
     ensure!(left <= 1, "{left} tasks are left: {}", status["tasks"]);
     server.finish()?;
-    Ok(format!("{count} cancels in {:.0} s; {seen}", began.elapsed().as_secs_f64()))
+    Ok(format!("{count} cancels in {:.0} s, each of a request that was told; {seen}", began.elapsed().as_secs_f64()))
+}
+
+/// The labels of all tasks that were told to stop.
+fn told_labels(server: &Httpd) -> Result<HashSet<String>> {
+    let log = fs::read_to_string(server.decision_log()).context("the decision log")?;
+    let mut labels = HashSet::new();
+    for line in log.lines() {
+        let json: serde_json::Value = serde_json::from_str(line).with_context(|| format!("the decision {line}"))?;
+        if json["result"] != "would_cancel" {
+            labels.insert(json["task"]["label"].as_str().unwrap_or_default().to_owned());
+        }
+    }
+    Ok(labels)
 }
 
 /// What the server takes when nobody asks for anything: the same twice in a row, since connections and children take

@@ -1,6 +1,7 @@
 //! The command lines of the cases and the overhead on httpd.
 use super::cases::{self, Case};
 use super::install::Install;
+use super::overhead;
 use super::run::{self, Setup, WebRecord};
 use super::server::{base_settings, Mpm};
 use crate::host::Variant;
@@ -10,7 +11,7 @@ use crate::{clock, machine};
 use anyhow::{ensure, Context, Result};
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub struct CaseOptions {
     pub case: String,
@@ -26,7 +27,7 @@ pub struct CaseOptions {
     pub seed: u64,
     pub set: Vec<String>,
     pub record: bool,
-    pub variant: Variant,
+    pub build: Variant,
     pub prefix: Option<PathBuf>,
 }
 
@@ -48,14 +49,10 @@ fn variants(case: &'static Case, wanted: &[String]) -> Result<Vec<&'static str>>
 /// Runs a case on every MPM and in every variant asked for; true when all is as it must be.
 pub fn case(o: &CaseOptions) -> Result<bool> {
     let case = cases::find(&o.case)?;
-    let install = Install::find(o.variant, o.prefix.as_deref())?;
+    let install = Install::find(o.build, o.prefix.as_deref())?;
     ensure!(o.slots.is_none_or(|s| (1..=64).contains(&s)), "--slots must be 1 to 64");
     let mpms = if o.mpms.is_empty() { vec![Mpm::Event, Mpm::Prefork] } else { o.mpms.clone() };
-    let mut json = o
-        .json
-        .as_ref()
-        .map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
-        .transpose()?;
+    let mut json = json_lines(o.json.as_deref())?;
     let mut text = format!("{}: {}\n", case.id, case.title);
     let mut records: Vec<WebRecord> = vec![];
     let mut all_hold = true;
@@ -110,7 +107,48 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
             settings: base_settings().into_iter().chain(o.set.iter().cloned()).collect(),
             results: &records,
         };
-        results::record(&format!("httpd-{}", case.id), &recorded, &text)?;
+        results::record(&format!("{}-httpd", case.id), &recorded, &text)?;
     }
     Ok(all_hold)
+}
+
+fn json_lines(path: Option<&Path>) -> Result<Option<File>> {
+    path.map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
+        .transpose()
+}
+
+/// Compares the builds; true when the median throughput ratio is at least `floor`.
+pub fn overhead(o: &overhead::Options, json: Option<&Path>, record: bool, floor: f64) -> Result<bool> {
+    let vanilla = Install::find(Variant::Vanilla, None)?;
+    let patched = Install::find(Variant::Patched, None)?;
+    let mut json = json_lines(json)?;
+    let pairs = overhead::run(&vanilla, &patched, o, |p| {
+        println!(
+            "{} pair {}: vanilla {:.0} requests/s, patched {:.0}, ratio {:.4}, CPU for each request {:.4}",
+            p.mpm.name(),
+            p.pair,
+            p.vanilla_rps,
+            p.patched_rps,
+            p.rps_ratio,
+            p.cpu_ratio
+        );
+        if let (Some(file), Ok(line)) = (&mut json, serde_json::to_string(p)) {
+            let _ = writeln!(file, "{line}");
+        }
+    })?;
+    let (ok, text) = overhead::report(&pairs, floor);
+    println!("\n{text}");
+    if record {
+        let mode = format!("Atropos {}", o.mode.name());
+        let recorded = Recorded {
+            date: clock::today(),
+            command: &results::command_line(),
+            machine: machine::Machine::here(),
+            versions: patched.versions().into_iter().chain([overhead::wrk_version()]).collect(),
+            settings: base_settings().into_iter().chain(o.set.iter().cloned()).chain([mode]).collect(),
+            results: &pairs,
+        };
+        results::record("overhead-httpd", &recorded, &text)?;
+    }
+    Ok(ok)
 }

@@ -50,6 +50,11 @@ impl std::fmt::Display for Fault {
     }
 }
 
+/// The text of a GET request of HTTP/1.0, whose answer ends with the connection.
+pub fn get_old(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n").into_bytes()
+}
+
 /// The text of a GET request.
 pub fn get(path: &str, headers: &[(&str, &str)], keep_alive: bool) -> Vec<u8> {
     let mut text = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n");
@@ -73,6 +78,8 @@ pub struct Connection {
     buffer: Vec<u8>,
     from: usize,
     to: usize,
+    /// The last answer's header, if it is wanted.
+    header: Option<Vec<u8>>,
 }
 
 impl Connection {
@@ -84,7 +91,7 @@ impl Connection {
             stream.set_write_timeout(Some(Duration::from_secs(10)))
         };
         set().map_err(Fault::Connect)?;
-        Ok(Connection { stream, buffer: vec![0; 16 * 1024], from: 0, to: 0 })
+        Ok(Connection { stream, buffer: vec![0; 16 * 1024], from: 0, to: 0, header: None })
     }
 
     /// Sends `request` and reads its answer; the body goes to `body` if given, else it is counted only.
@@ -224,6 +231,10 @@ impl Connection {
                     reply.retry_after_s = value().parse().ok();
                 }
             }
+            if let Some(header) = &mut self.header {
+                header.clear();
+                header.extend_from_slice(&self.buffer[self.from..self.from + used]);
+            }
             self.from += used;
             match reply.status {
                 // 1xx: the answer proper follows.
@@ -282,6 +293,8 @@ pub struct Visit {
     pub started_ns: i64,
     pub ended_ns: i64,
     pub result: Result<Reply, Fault>,
+    /// As it came, empty when none came.
+    pub header: String,
     pub body: Vec<u8>,
 }
 
@@ -313,9 +326,14 @@ impl Visit {
 
 pub fn visit(address: SocketAddr, request: &[u8], give_up: &dyn Fn() -> bool) -> Visit {
     let started_ns = now_ns();
-    let mut body = vec![];
-    let result = Connection::open(address).and_then(|mut c| c.exchange(request, Some(&mut body), give_up));
-    Visit { started_ns, ended_ns: now_ns(), result, body }
+    let (mut header, mut body) = (String::new(), vec![]);
+    let result = Connection::open(address).and_then(|mut c| {
+        c.header = Some(vec![]);
+        let result = c.exchange(request, Some(&mut body), give_up);
+        header = String::from_utf8_lossy(&c.header.unwrap_or_default()).into_owned();
+        result
+    });
+    Visit { started_ns, ended_ns: now_ns(), result, header, body }
 }
 
 #[cfg(test)]

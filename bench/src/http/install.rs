@@ -31,10 +31,7 @@ impl Install {
             None => cache_dir()?.join("install/httpd-2.4").join(name),
         };
         let missing = |what: &Path| {
-            format!(
-                "there is no {}: build it with `cargo xtask server build httpd --variant {name}`",
-                what.display()
-            )
+            format!("there is no {}: build it with `cargo xtask server build httpd --variant {name}`", what.display())
         };
         let httpd = prefix.join("bin/httpd");
         let libphp = prefix.join("modules/libphp.so");

@@ -140,8 +140,16 @@ fn parse(text: &str) -> Option<(u64, f64)> {
 /// Medians and ranges; and whether the median ratio holds against `at_least`.
 pub fn report(pairs: &[Pair], at_least: f64) -> (bool, String) {
     let mut rows = vec![[
-        "workload", "MPM", "pairs", "vanilla req/s", "patched req/s", "req/s ratio", "CPU us/request vanilla",
-        "CPU us/request patched", "CPU ratio", "decisions",
+        "workload",
+        "MPM",
+        "pairs",
+        "vanilla req/s",
+        "patched req/s",
+        "req/s ratio",
+        "CPU us/request vanilla",
+        "CPU us/request patched",
+        "CPU ratio",
+        "decisions",
     ]
     .map(String::from)
     .to_vec()];

@@ -9,7 +9,7 @@ use crate::decisions::{self, Decision};
 use crate::host::Variant;
 use crate::load::Status;
 use crate::measure::{self, Part, Stall};
-use crate::record::{ratio, Mode, Record};
+use crate::record::{ratio, Mode, Record, NOT_JUDGED};
 use anyhow::{bail, ensure, Context, Result};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -97,7 +97,6 @@ impl Outcome<'_> {
         };
         must(self.crashes.is_empty(), format!("the server's log: {}", self.crashes.join("; ")));
         let acting = self.loaded && self.mode == Mode::Enforce;
-        let peer = !matches!(self.mode, Mode::Clean | Mode::Off | Mode::Observe | Mode::Enforce);
         let acted = self.decisions.iter().filter(|d| d.acted()).count();
         if !acting {
             must(acted == 0, format!("{acted} cancelled in mode {}", self.mode.name()));
@@ -106,7 +105,7 @@ impl Outcome<'_> {
             must(self.decisions.is_empty(), format!("{} decisions while Atropos is off", self.decisions.len()));
         }
         // What a peer refuses is its way to protect; it stands in the record and is not judged.
-        if peer {
+        if self.mode.peer() {
             return faults;
         }
         must(self.false_cancelled() == 0, format!("{} cancelled or refused that must not be", self.false_cancelled()));
@@ -119,10 +118,9 @@ impl Outcome<'_> {
         }
         let would: Vec<_> = self.decisions.iter().filter(|d| !d.acted()).collect();
         match case.expect {
-            Expect::Nobody => must(
-                self.decisions.is_empty(),
-                format!("{} decisions though nobody is to blame", self.decisions.len()),
-            ),
+            Expect::Nobody => {
+                must(self.decisions.is_empty(), format!("{} decisions though nobody is to blame", self.decisions.len()))
+            }
             Expect::Culprits { .. } if self.mode == Mode::Clean => {}
             Expect::Culprits { .. } if acting => {
                 let told = self.requests.iter().filter(|r| r.role == Role::Culprit && r.stopped()).count();
@@ -274,7 +272,8 @@ pub fn run_once(
     let since_onset = |t: i64| ms(t - onset_ns);
     let culprits = || requests.iter().filter(|r| r.role == Role::Culprit);
     let first = |acted: bool| {
-        let right = decided.iter().filter(|d| d.acted() == acted && (culprits().next().is_none() || outcome.culprit(d)));
+        let right =
+            decided.iter().filter(|d| d.acted() == acted && (culprits().next().is_none() || outcome.culprit(d)));
         right.map(|d| d.time_ns).min().map(since_onset)
     };
     let stopped = || culprits().filter(|r| r.stopped());
@@ -324,7 +323,11 @@ pub fn run_once(
         other_errors: bad,
         actors: vec![],
         decisions: decided.iter().map(|d| without_replay(&d.json)).collect(),
-        verdict: if faults.is_empty() { "pass".into() } else { format!("fail: {}", faults.join("; ")) },
+        verdict: match faults.is_empty() {
+            false => format!("fail: {}", faults.join("; ")),
+            true if mode.peer() => NOT_JUDGED.into(),
+            true => "pass".into(),
+        },
     };
     let web = WebRecord {
         record,
@@ -428,14 +431,11 @@ pub fn run_rounds(
 
 /// What the medians over all runs say against the case's limits, in words; (holds, text) each.
 pub fn judge(case: &Case, setup: &Setup, records: &[WebRecord]) -> Vec<(bool, String)> {
-    let failed = records.iter().filter(|r| r.record.verdict != "pass").count();
+    let judged = records.iter().filter(|r| r.record.verdict != NOT_JUDGED).count();
+    let passed = records.iter().filter(|r| r.record.verdict == "pass").count();
     let mut said = vec![(
-        failed == 0,
-        format!(
-            "{} of {} runs as they must be (who was cancelled, who was not, what was recorded)",
-            records.len() - failed,
-            records.len()
-        ),
+        passed == judged,
+        format!("{passed} of {judged} runs as they must be (who was cancelled, who was not, what was recorded)"),
     )];
     let Expect::Culprits { limits, .. } = &case.expect else {
         return said;

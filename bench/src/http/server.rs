@@ -403,7 +403,12 @@ fn fill(dir: &Path, scripts: Option<&Path>) -> Result<()> {
     for (name, text) in PAGES {
         fs::write(www.join(name), text)?;
     }
-    for entry in scripts.map(|s| fs::read_dir(s).with_context(|| format!("read {}", s.display()))).transpose()?.into_iter().flatten() {
+    for entry in scripts
+        .map(|s| fs::read_dir(s).with_context(|| format!("read {}", s.display())))
+        .transpose()?
+        .into_iter()
+        .flatten()
+    {
         let path = entry?.path();
         if path.extension().is_some_and(|e| e == "php") {
             fs::copy(&path, www.join(path.file_name().context("a script's name")?))?;

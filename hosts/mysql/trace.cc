@@ -285,7 +285,7 @@ static void on_mdl_held(const MDL_ticket *ticket) {
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
   note_ticket(s, instance | ticket->get_type());
-  atropos_task_get_resource(s->task.load(relaxed), resource_of(key), instance, 1);
+  atropos_trace_task_get(s->task.load(relaxed), resource_of(key), instance, 1);
 }
 
 static void on_mdl_gone(const MDL_ticket *ticket) {
@@ -294,7 +294,7 @@ static void on_mdl_gone(const MDL_ticket *ticket) {
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
   change_ticket(s, instance | ticket->get_type(), 0);
-  atropos_task_free_resource(s->task.load(relaxed), resource_of(key), instance, 1);
+  atropos_trace_task_free(s->task.load(relaxed), resource_of(key), instance, 1);
 }
 
 static void on_mdl_retyped(const MDL_ticket *ticket, int new_type) {
@@ -345,12 +345,12 @@ static void begin_wait(Atm_session *s, Atm_wait kind, atropos_resource_t resourc
   s->wait_resource.store(resource, relaxed);
   s->wait_instance.store(instance, relaxed);
   s->wait.store(kind, release);
-  atropos_task_slow_by_resource(s->task.load(relaxed), resource, instance, 1);
+  atropos_trace_task_wait(s->task.load(relaxed), resource, instance, 1);
 }
 
 static void end_wait(Atm_session *s, bool granted) {
   s->wait.store(ATM_WAIT_NONE, release);
-  if (!granted) atropos_task_wait_abandoned(s->task.load(relaxed), s->wait_resource.load(relaxed));
+  if (!granted) atropos_trace_task_wait_abandoned(s->task.load(relaxed), s->wait_resource.load(relaxed));
 }
 
 /* What it waits for and whom it makes wait is asked of the ticket here, in its own thread, once: the tables of the lock

@@ -61,7 +61,8 @@ pub fn alive(pid: i32) -> bool {
 pub fn cpu_ns(pid: i32, with_dead_children: bool) -> i64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // Fields 14..17 of proc(5), counted after the command's closing parenthesis: utime stime cutime cstime.
-    let fields = stat.rsplit(") ").next().unwrap_or("").split_whitespace().skip(11).filter_map(|f| f.parse::<i64>().ok());
+    let fields =
+        stat.rsplit(") ").next().unwrap_or("").split_whitespace().skip(11).filter_map(|f| f.parse::<i64>().ok());
     let ticks: i64 = fields.take(if with_dead_children { 4 } else { 2 }).sum();
     // SAFETY: sysconf has no preconditions.
     let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);

@@ -89,15 +89,12 @@ pub trait Host {
     fn base_settings(&self) -> Vec<Setting>;
     /// A fresh server on a copy of `dataset`, in a folder of its own: base settings, then `settings`. The module is
     /// loaded in the way `mode` wants it; `None` leaves it out, as the vanilla build does in any case.
-    fn start(
-        &self,
-        dataset: &Dataset,
-        mode: Option<Mode>,
-        settings: &[Setting],
-        name: &str,
-    ) -> Result<Box<dyn Server>>;
+    fn start(&self, dataset: &Dataset, mode: Option<Mode>, settings: &[Setting], name: &str)
+        -> Result<Box<dyn Server>>;
     /// The modes beside Atropos's own that this host has means for.
     fn peers(&self) -> &'static [Mode];
+    /// What a peer's mode does here, as settings or a command line.
+    fn means(&self, peer: Mode) -> String;
     /// What runs beside the server in a peer's mode, if anything does; it ends when dropped.
     fn peer(&self, server: &dyn Server, mode: Mode) -> Result<Option<Guarded>>;
     /// The schema (MySQL: database) of the stock load.

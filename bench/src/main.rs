@@ -3,7 +3,7 @@ use anyhow::{bail, Context, Result};
 use atropos_bench::host::{self, Host, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, Recorded};
-use atropos_bench::{cases, clock, guard, integration, load, machine, mysql, overhead, pg, race, replay, runner};
+use atropos_bench::{cases, clock, guard, http, integration, load, machine, mysql, overhead, pg, race, replay, runner};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fs::File;
 use std::io::Write;
@@ -43,12 +43,13 @@ enum ModeArg {
     Enforce,
     Timeouts,
     PtKill,
+    ModQos,
     All,
     Peers,
 }
 
 impl ModeArg {
-    fn modes(self, host: &dyn Host) -> Vec<Mode> {
+    fn modes(self, peers: &[Mode]) -> Vec<Mode> {
         match self {
             ModeArg::Clean => vec![Mode::Clean],
             ModeArg::Off => vec![Mode::Off],
@@ -56,15 +57,16 @@ impl ModeArg {
             ModeArg::Enforce => vec![Mode::Enforce],
             ModeArg::Timeouts => vec![Mode::Timeouts],
             ModeArg::PtKill => vec![Mode::PtKill],
+            ModeArg::ModQos => vec![Mode::ModQos],
             ModeArg::All => vec![Mode::Clean, Mode::Off, Mode::Observe, Mode::Enforce],
-            ModeArg::Peers => host.peers().to_vec(),
+            ModeArg::Peers => peers.to_vec(),
         }
     }
 }
 
 #[derive(Args)]
 struct CaseArgs {
-    /// c1, c2, c6, x1, x3, x4, x5, x9, n1 or n2
+    /// c1, c2, c6, c9, x1, x3, x4, x5, x9, x10, n1 or n2
     case: Option<String>,
     /// The server [default: postgresql where the case exists there]
     #[arg(long, value_enum)]
@@ -73,7 +75,7 @@ struct CaseArgs {
     #[arg(long)]
     list: bool,
     /// clean: no noise, Atropos off; off: noise, Atropos off; all: these, observe and enforce, interleaved round by
-    /// round; timeouts (the server's own limits) and pt_kill are peers, Atropos off, shown beside it and not judged;
+    /// round; timeouts (the server's own limits), pt_kill and mod_qos are peers, Atropos off, shown beside it and not judged;
     /// peers: all that the host has. May be given several times [default: enforce]
     #[arg(long, value_enum)]
     mode: Vec<ModeArg>,
@@ -88,15 +90,24 @@ struct CaseArgs {
     duration: Option<f64>,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A server setting, e.g. atropos.slo=50 (MySQL: atropos_slo_ms=50); may be given several times
+    /// A server setting, e.g. atropos.slo=50 (MySQL: atropos_slo_ms=50, httpd: AtroposSLO=50ms); may be given several times
     #[arg(long, value_parser = parse_setting)]
     set: Vec<Setting>,
     /// Write bench/results/<case>-<date>.json and .md
     #[arg(long)]
     record: bool,
+    /// httpd: the MPM; may be given several times [default: event and prefork]
+    #[arg(long, value_enum)]
+    mpm: Vec<http::server::Mpm>,
+    /// httpd: how the noise is made (c9: blocking, busy, flock), or all; may be given several times [default: the first]
+    #[arg(long)]
+    variant: Vec<String>,
+    /// httpd: worker slots [default: the case's own]
+    #[arg(long)]
+    slots: Option<u32>,
     /// vanilla: only for modes clean and off, to see the case itself
     #[arg(long, value_enum, default_value = "patched", hide = true)]
-    variant: Variant,
+    build: Variant,
     /// Another installation of the server
     #[arg(long, hide = true)]
     prefix: Option<PathBuf>,
@@ -120,9 +131,12 @@ struct OverheadArgs {
     seconds: f64,
     #[arg(long, value_enum, default_value = "both")]
     workload: WorkloadArg,
-    /// Client threads: few enough that nothing is overloaded
+    /// Client threads (httpd: connections): few enough that nothing is overloaded
     #[arg(long, default_value_t = 4)]
     threads: u32,
+    /// httpd: the MPM
+    #[arg(long, value_enum, default_value = "event")]
+    mpm: http::server::Mpm,
     /// The module's mode on the patched server
     #[arg(long, value_enum, default_value = "enforce")]
     mode: Mode,
@@ -232,18 +246,43 @@ fn case(a: CaseArgs) -> Result<bool> {
         for c in cases::all() {
             println!("{:3} {} ({})\n    stands for: {}", c.id, c.title, c.host.title(), c.stands_for);
         }
+        for c in http::cases::CASES {
+            println!("{:3} {} ({})\n    stands for: {}", c.id, c.title, HostId::Httpd.title(), c.stands_for);
+        }
         return Ok(true);
     }
     let Some(id) = a.case.as_deref() else { bail!("which case? `--list` tells them") };
-    let case = cases::find(id, a.host)?;
-    let host = &*host::find(case.host, a.variant, a.prefix.as_deref())?;
-    let mut modes: Vec<Mode> =
-        if a.mode.is_empty() { vec![Mode::Enforce] } else { a.mode.iter().flat_map(|m| m.modes(host)).collect() };
-    modes.sort_unstable();
-    modes.dedup();
     if a.duration.is_some_and(|d| !(1.0..=86_400.0).contains(&d)) {
         bail!("--duration must be 1 to 86400 seconds");
     }
+    let modes = |peers: &[Mode]| {
+        let mut modes: Vec<Mode> =
+            if a.mode.is_empty() { vec![Mode::Enforce] } else { a.mode.iter().flat_map(|m| m.modes(peers)).collect() };
+        modes.sort_unstable();
+        modes.dedup();
+        modes
+    };
+    let only_there = http::cases::find(id).is_ok() && cases::all().all(|c| c.id != id);
+    if a.host == Some(HostId::Httpd) || (a.host.is_none() && only_there) {
+        return http::cli::case(&http::cli::CaseOptions {
+            case: id.to_owned(),
+            modes: modes(http::cases::PEERS),
+            mpms: a.mpm,
+            noise: a.variant,
+            slots: a.slots,
+            runs: a.runs,
+            json: a.json,
+            duration_s: a.duration,
+            seed: a.seed,
+            set: a.set.iter().map(|(name, value)| format!("{name} {value}")).collect(),
+            record: a.record,
+            build: a.build,
+            prefix: a.prefix,
+        });
+    }
+    let case = cases::find(id, a.host)?;
+    let host = &*host::find(case.host, a.build, a.prefix.as_deref())?;
+    let modes = modes(host.peers());
     let options = runner::Options { seed: a.seed, duration_s: a.duration, set: written_for(case.host, &a.set) };
     let mut json = json_lines(a.json.as_ref())?;
     eprintln!(
@@ -269,6 +308,9 @@ fn case(a: CaseArgs) -> Result<bool> {
         case.title,
         record::table(&records)
     );
+    for peer in modes.iter().filter(|m| m.peer()) {
+        text += &format!("{}: {}.\n\n", peer.name(), host.means(*peer));
+    }
     for (holds, said) in &judged {
         text += &format!("- {} {said}\n", if *holds { "holds:" } else { "FALLS SHORT:" });
     }
@@ -298,6 +340,20 @@ fn case(a: CaseArgs) -> Result<bool> {
 const OVERHEAD_FLOOR: f64 = 0.996;
 
 fn overhead_command(a: OverheadArgs) -> Result<bool> {
+    if !(1.0..=3600.0).contains(&a.seconds) {
+        bail!("--seconds must be 1 to 3600");
+    }
+    if a.host == HostId::Httpd {
+        let options = http::overhead::Options {
+            pairs: a.pairs,
+            seconds: a.seconds,
+            connections: a.threads,
+            mpm: a.mpm,
+            mode: a.mode,
+            set: a.set.iter().map(|(name, value)| format!("{name} {value}")).collect(),
+        };
+        return http::cli::overhead(&options, a.json.as_deref(), a.record, OVERHEAD_FLOOR);
+    }
     let vanilla = &*host::find(a.host, Variant::Vanilla, None)?;
     let patched = &*host::find(a.host, Variant::Patched, None)?;
     let workloads = match a.workload {
@@ -305,9 +361,6 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
         WorkloadArg::ReadWrite => vec![overhead::Workload::ReadWrite],
         WorkloadArg::Both => vec![overhead::Workload::ReadOnly, overhead::Workload::ReadWrite],
     };
-    if !(1.0..=3600.0).contains(&a.seconds) {
-        bail!("--seconds must be 1 to 3600");
-    }
     let options = overhead::Options {
         pairs: a.pairs,
         seconds: a.seconds,
@@ -370,7 +423,10 @@ fn integration_command(a: IntegrationArgs) -> Result<()> {
             let install = mysql::install::Install::find(Variant::Patched, prefix)?;
             integration::run(mysql::integration::CHECKS, &install, a.seed, only)
         }
-        HostId::Httpd => bail!("the checks on httpd are not here yet"),
+        HostId::Httpd => {
+            let install = http::install::Install::find(Variant::Patched, prefix)?;
+            integration::run(http::checks::CHECKS, &install, a.seed, only)
+        }
     }
 }
 

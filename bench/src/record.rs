@@ -383,8 +383,16 @@ mod tests {
         let stall = Stall { stall_s: 0.3, recovered_ms: None };
         let faults = |decisions: &[Decision]| {
             let (actors, mode) = (&gone[..], Mode::Enforce);
-            let o =
-                Outcome { mode, actors, decisions, victim_hits: 0, stall, loaded: true, crashes: &[], unexplained: &[] };
+            let o = Outcome {
+                mode,
+                actors,
+                decisions,
+                victim_hits: 0,
+                stall,
+                loaded: true,
+                crashes: &[],
+                unexplained: &[],
+            };
             o.faults(cases::find("x1", Some(HostId::Mysql)).unwrap())
         };
         assert!(faults(&[decision(7, "escalated")]).is_empty());
@@ -426,8 +434,15 @@ mod tests {
         )
         .is_empty());
         assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, None)], &[], 0, 9.0).is_empty());
-        assert!(!faults("c6", Mode::Enforce, &[actor(Role::Culprit, 7, Some(("57014", "due to user request")))], &[], 0, 9.0)
-            .is_empty());
+        assert!(!faults(
+            "c6",
+            Mode::Enforce,
+            &[actor(Role::Culprit, 7, Some(("57014", "due to user request")))],
+            &[],
+            0,
+            9.0
+        )
+        .is_empty());
     }
 
     #[test]

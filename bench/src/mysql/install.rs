@@ -18,14 +18,15 @@ pub struct Install {
     pub version: String,
 }
 
-/// What `timeouts` sets: a tenth of the defaults for row locks (50 s) and of what people wait; statements that only
-/// read are ended by `max_execution_time`, others by nothing.
+/// What `timeouts` sets, in s, s and ms: our noise lasts 10 s, and limits much shorter would hit an ordinary slow day.
+/// `max_execution_time` ends statements that only read; a waiter's limit ends the waiter.
 const TIMEOUTS: [(&str, &str); 3] =
     [("lock_wait_timeout", "5"), ("innodb_lock_wait_timeout", "5"), ("max_execution_time", "5000")];
 
 /// pt-kill as its manual shows it, with 5 s instead of 60 since our noise lasts 10: the oldest of those who run one
 /// statement, or stay idle, for longer; it looks every 2.5 s then (half of the busy time).
-pub const PT_KILL: [&str; 6] = ["--busy-time=5", "--idle-time=5", "--victims=oldest", "--kill", "--print", "--no-version-check"];
+pub const PT_KILL: [&str; 6] =
+    ["--busy-time=5", "--idle-time=5", "--victims=oldest", "--kill", "--print", "--no-version-check"];
 
 impl Install {
     /// Finds the build of `variant`; `prefix` (`--prefix`) overrides the place.
@@ -106,6 +107,14 @@ impl Host for Install {
 
     fn peers(&self) -> &'static [Mode] {
         &[Mode::Timeouts, Mode::PtKill]
+    }
+
+    fn means(&self, peer: Mode) -> String {
+        match peer {
+            Mode::PtKill => format!("pt-kill {}", PT_KILL.join(" ")),
+            Mode::Timeouts => TIMEOUTS.map(|(name, value)| format!("{name} = {value}")).join(", "),
+            _ => String::new(),
+        }
     }
 
     fn peer(&self, server: &dyn Server, mode: Mode) -> Result<Option<Guarded>> {

@@ -144,7 +144,8 @@ impl Server for Mysqld {
     }
 
     fn crash_lines(&self) -> Vec<String> {
-        let bad = ["mysqld got signal", "mysqld got exception", "Assertion failure", "[FATAL]", "Semaphore wait has lasted"];
+        let bad =
+            ["mysqld got signal", "mysqld got exception", "Assertion failure", "[FATAL]", "Semaphore wait has lasted"];
         let log = self.log();
         let mut lines: Vec<String> =
             log.lines().filter(|l| bad.iter().any(|b| l.contains(b))).map(str::to_owned).collect();
@@ -162,7 +163,11 @@ impl Server for Mysqld {
         // In order, so that the end of the plugin's threads is part of each run; killed when that takes too long.
         self.server.stop(libc::SIGTERM, Duration::from_secs(60));
         if !self.log().contains("Shutdown complete") {
-            bail!("the server of {} did not shut down within 60 s or crashed doing so:\n{}", self.name, self.log_tail(15));
+            bail!(
+                "the server of {} did not shut down within 60 s or crashed doing so:\n{}",
+                self.name,
+                self.log_tail(15)
+            );
         }
         self.finished = true;
         Ok(())

@@ -23,10 +23,7 @@ pub fn connect(dir: &Path) -> Result<Conn> {
 }
 
 pub fn connect_as(dir: &Path, user: &str, database: Option<&str>) -> Result<Conn> {
-    let options = OptsBuilder::new()
-        .socket(Some(socket(dir).display().to_string()))
-        .user(Some(user))
-        .db_name(database);
+    let options = OptsBuilder::new().socket(Some(socket(dir).display().to_string())).user(Some(user)).db_name(database);
     Conn::new(options).with_context(|| format!("connect as {user} to the server at {}", dir.display()))
 }
 

@@ -33,7 +33,11 @@ fn c6_data() -> Dataset {
 }
 
 fn x3_data() -> Dataset {
-    Dataset { schemas: vec!["group_a", "group_b"], sql: vec![noise_table("noise_c", 20_000)], ..Dataset::oltp(session::SCHEMA, 8, ROWS) }
+    Dataset {
+        schemas: vec!["group_a", "group_b"],
+        sql: vec![noise_table("noise_c", 20_000)],
+        ..Dataset::oltp(session::SCHEMA, 8, ROWS)
+    }
 }
 
 fn x4_data() -> Dataset {

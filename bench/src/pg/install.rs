@@ -101,6 +101,10 @@ impl Host for Install {
         &[]
     }
 
+    fn means(&self, _peer: Mode) -> String {
+        String::new()
+    }
+
     fn peer(&self, _server: &dyn Server, _mode: Mode) -> Result<Option<Guarded>> {
         Ok(None)
     }

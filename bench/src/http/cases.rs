@@ -5,11 +5,12 @@ use super::server::{Config, Httpd, Mpm, STATIC_PAGE};
 use crate::cases::{Expect, Limits, Role, Timing};
 use crate::race::Rng;
 use crate::record::Mode;
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde::Serialize;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -233,27 +234,52 @@ pub fn find(id: &str) -> Result<&'static Case> {
     CASES.iter().find(|c| c.id == id).with_context(|| format!("no case {id:?} on httpd; there are {}", known()))
 }
 
-/// What `Timeouts` means: limits as a careful administrator sets them. PHP's own default for max_execution_time, 30 s,
-/// would let every culprit of c9 end by itself.
-pub fn timeouts(config: &mut Config) {
-    config.directives.push("Timeout 30".into());
-    config.directives.push("RequestReadTimeout header=20-40,MinRate=500 body=20,MinRate=500".into());
-    config.php_ini.push("max_execution_time = 10".into());
+/// Limits as a careful administrator sets them. PHP's own default for max_execution_time, 30 s, would let every culprit
+/// of c9 end by itself.
+const TIMEOUTS: &[&str] = &["Timeout 30", "RequestReadTimeout header=20-40,MinRate=500 body=20,MinRate=500"];
+const PHP_TIMEOUTS: &[&str] = &["max_execution_time = 10"];
+
+/// mod_qos as its manual advises: the use cases "Slow Application" (a limit for each application; there 100 of 256
+/// workers, here the same share of ours, rounded up) and "HTTP Keep-Alive" (none above 70% of the connections).
+fn qos(slots: u32) -> [String; 2] {
+    let limit = (f64::from(slots) * 100.0 / 256.0).ceil();
+    [format!("QS_LocRequestLimitMatch \"^/.*\\.php\" {limit}"), "QS_SrvMaxConnClose 70%".into()]
 }
 
-/// What `ModQos` means: the manual's use cases "Slow Application" (a limit for each application; there 100 of 256
-/// workers, here the same share) and "HTTP Keep-Alive" (none above 70% of the connections).
-pub fn mod_qos(config: &mut Config, module: &std::path::Path) {
-    let limit = (f64::from(config.slots()) * 100.0 / 256.0).ceil();
-    config.directives.push(format!("LoadModule qos_module \"{}\"", module.display()));
-    config.directives.push(format!("QS_LocRequestLimitMatch \"^/.*\\.php\" {limit}"));
-    config.directives.push("QS_SrvMaxConnClose 70%".into());
+/// Where Debian's package libapache2-mod-qos puts the module.
+const MOD_QOS: &str = "/usr/lib/apache2/modules/mod_qos.so";
+
+/// What a peer's mode sets, in words.
+pub fn means(mode: Mode, slots: u32) -> String {
+    match mode {
+        Mode::Timeouts => format!("{}; PHP: {}", TIMEOUTS.join(", "), PHP_TIMEOUTS.join(", ")),
+        Mode::ModQos => format!("Debian's libapache2-mod-qos with {}", qos(slots).join(", ")),
+        _ => String::new(),
+    }
+}
+
+fn add_peer(config: &mut Config, mode: Mode) -> Result<()> {
+    match mode {
+        Mode::Timeouts => {
+            config.directives.extend(TIMEOUTS.iter().map(|d| d.to_string()));
+            config.php_ini.extend(PHP_TIMEOUTS.iter().map(|d| d.to_string()));
+        }
+        Mode::ModQos => {
+            ensure!(Path::new(MOD_QOS).exists(), "there is no {MOD_QOS}: apt-get install libapache2-mod-qos");
+            config.directives.push(format!("LoadModule qos_module \"{MOD_QOS}\""));
+            config.directives.extend(qos(config.slots()));
+        }
+        Mode::PtKill => bail!("pt-kill is for MySQL; httpd has the peers timeouts and mod_qos"),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// The server of a run.
-pub fn config(case: &Case, mpm: Mpm, slots: u32, mode: Mode) -> Config {
+pub fn config(case: &Case, mpm: Mpm, slots: u32, mode: Mode) -> Result<Config> {
     let mut config = Config::new(mpm, slots);
     config.keep_alive_requests = case.keep_alive_requests;
     config.atropos = Some(mode);
-    config
+    add_peer(&mut config, mode)?;
+    Ok(config)
 }

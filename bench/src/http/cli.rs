@@ -90,6 +90,9 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
                 setup.slots,
                 record::table(&plain)
             );
+            for peer in o.modes.iter().filter(|m| m.peer()) {
+                text += &format!("{}: {}.\n\n", peer.name(), cases::means(*peer, setup.slots));
+            }
             for (holds, said) in run::judge(case, &setup, &of) {
                 all_hold &= holds;
                 text += &format!("- {} {said}\n", if holds { "holds:" } else { "FALLS SHORT:" });

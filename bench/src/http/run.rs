@@ -10,9 +10,8 @@ use crate::host::Variant;
 use crate::load::Status;
 use crate::measure::{self, Part, Stall};
 use crate::record::{ratio, Mode, Record, NOT_JUDGED};
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use serde::Serialize;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -148,11 +147,8 @@ impl Outcome<'_> {
     }
 }
 
-/// Where Debian's package libapache2-mod-qos puts the module.
-const MOD_QOS: &str = "/usr/lib/apache2/modules/mod_qos.so";
-
 fn server_config(case: &Case, install: &Install, mode: Mode, setup: &Setup) -> Result<Config> {
-    let mut config = cases::config(case, setup.mpm, setup.slots, mode);
+    let mut config = cases::config(case, setup.mpm, setup.slots, mode)?;
     if install.variant != Variant::Patched {
         ensure!(
             !matches!(mode, Mode::Observe | Mode::Enforce),
@@ -160,16 +156,6 @@ fn server_config(case: &Case, install: &Install, mode: Mode, setup: &Setup) -> R
             mode.name()
         );
         config.atropos = None;
-    }
-    match mode {
-        Mode::Timeouts => cases::timeouts(&mut config),
-        Mode::ModQos => {
-            let module = PathBuf::from(MOD_QOS);
-            ensure!(module.exists(), "there is no {MOD_QOS}: apt-get install libapache2-mod-qos");
-            cases::mod_qos(&mut config, &module);
-        }
-        Mode::PtKill => bail!("pt-kill is for MySQL; httpd has the peers timeouts and mod_qos"),
-        _ => {}
     }
     config.directives.extend(setup.set.iter().cloned());
     Ok(config)
@@ -297,8 +283,8 @@ pub fn run_once(
         p99_ratio,
         stall_s: stall.stall_s,
         onset_ms: ms(onset_ns - start_ns),
-        // A peer decides nothing that could be read: what its culprit saw is the earliest sign.
-        first_cancel_ms: if loaded { first(true) } else { None },
+        // A peer tells no decision: `culprit_saw_ms` is what there is of it.
+        first_cancel_ms: first(true),
         recovered_ms: stall.recovered_ms,
         cancelled: decided.iter().filter(|d| d.acted()).count() as u32,
         false_cancelled: outcome.false_cancelled(),

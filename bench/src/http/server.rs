@@ -6,6 +6,7 @@ use crate::guard::{self, Guarded};
 use crate::record::Mode;
 use anyhow::{bail, ensure, Context, Result};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{chown, PermissionsExt};
@@ -270,6 +271,12 @@ impl Httpd {
             .with_context(|| format!("/atropos-status?json: {}", String::from_utf8_lossy(&seen.body)))
     }
 
+    /// The process whose controller decides; 0 = none for the moment.
+    pub fn leader(&self) -> Result<i32> {
+        let status = self.atropos_status()?;
+        Ok(status["atropos"]["controller"]["pid"].as_i64().context("the status page names no controller")? as i32)
+    }
+
     pub fn graceful(&self) {
         guard::signal(self.pid(), libc::SIGUSR1);
     }
@@ -302,6 +309,19 @@ impl Httpd {
             all.anonymous_kib += number("RssAnon:");
         }
         all
+    }
+
+    /// How many descriptors of each kind all processes have open: a file's path, "socket", "pipe", …
+    pub fn descriptors(&self) -> BTreeMap<String, usize> {
+        let mut kinds = BTreeMap::new();
+        for pid in std::iter::once(self.pid()).chain(self.children()) {
+            for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+                let target = fs::read_link(entry.path()).unwrap_or_default().display().to_string();
+                let kind = target.split(":[").next().unwrap_or_default().to_owned();
+                *kinds.entry(kind).or_default() += 1;
+            }
+        }
+        kinds
     }
 
     pub fn log(&self) -> String {

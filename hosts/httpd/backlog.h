@@ -1,9 +1,10 @@
 /*
- * The listen backlog: how many connections wait in it, and for how long the oldest. SPDX-License-Identifier: MIT OR Apache-2.0
+ * The listen backlog: how many connections wait in it, and for how long the oldest.
+ * SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The kernel tells how many wait, not since when. But it hands them out in the order of their arrival: if `accepted` have
- * been accepted so far, the oldest waiting is number accepted + 1, and it had arrived when accepted + waiting first
- * reached that number. So it is enough to note when that sum grew.
+ * The kernel tells how many wait, not since when. But it hands them out in the order of their arrival: if `accepted`
+ * have been accepted so far, the oldest waiting is number accepted + 1, and it had arrived when accepted + waiting
+ * first reached that number. So it is enough to note when that sum grew.
  */
 #ifndef ATH_BACKLOG_H
 #define ATH_BACKLOG_H
@@ -33,7 +34,7 @@ uint64_t ath_fifo_observe(ath_fifo *fifo, uint64_t accepted, uint64_t waiting, u
 typedef struct ath_tcp
 {
     bool listening;
-    uint32_t backlog, backlog_limit; /* of a listening socket: connections that nobody has accepted yet, and how many may */
+    uint32_t backlog, backlog_limit; /* of a listening socket: connections nobody has accepted yet; their limit */
     bool received;                   /* of a connection: the peer has sent something, */
     uint32_t since_received_ms;      /* the last of it so long ago (in jiffies, up to 10 ms) */
 } ath_tcp;
@@ -42,8 +43,9 @@ typedef struct ath_tcp
 bool ath_tcp_look(int fd, ath_tcp *tcp);
 
 /*
- * Reads one line of /proc/net/tcp or tcp6: true if it is a listening socket on one of the ports; then *waiting is how many
- * connections wait in its backlog. Sets *end when the line belongs to a socket that does not listen: they come after.
+ * Reads one line of /proc/net/tcp or tcp6: true if it is a listening socket on one of the ports; then *waiting is how
+ * many connections wait in its backlog. Sets *end when the line belongs to a socket that does not listen: they come
+ * after.
  */
 bool ath_proc_net_line(const char *line, const uint16_t *ports, size_t count, uint64_t *waiting, bool *end);
 

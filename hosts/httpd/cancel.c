@@ -17,8 +17,8 @@
 
 /* ---- the ladder ---- */
 
-/* The steps in the order in which they are tried: the first that fits the request is taken. The flag that the first step
- * goes by is set in any case. */
+/* The steps in the order in which they are tried: the first that fits the request is taken. The flag that the first
+ * step goes by is set in any case. */
 typedef enum ath_step
 {
     ATH_STEP_COOPERATE, /* the request's thread looks at the flag: an answer of 503 is still possible */
@@ -122,6 +122,15 @@ static bool claim_refusal(struct atropos_request *rec, request_rec *r)
     return true;
 }
 
+/* The header filter takes the error for the answer and sends its page. */
+static void insert_refusal(apr_bucket_brigade *bb, request_rec *r)
+{
+    apr_bucket *error = ap_bucket_error_create(HTTP_SERVICE_UNAVAILABLE, NULL, r->pool, bb->bucket_alloc);
+
+    APR_BRIGADE_INSERT_TAIL(bb, error);
+    APR_BRIGADE_INSERT_TAIL(bb, apr_bucket_eos_create(bb->bucket_alloc));
+}
+
 static void abort_response(request_rec *r)
 {
     struct atropos_request *rec = ath_find(r);
@@ -137,7 +146,8 @@ static void abort_response(request_rec *r)
 /* Interpreters that answer for themselves, also before they have entered: they read the body first. */
 static bool answers_itself(const request_rec *r)
 {
-    return r->handler != NULL && (!strncmp(r->handler, "application/x-httpd-php", 23) || !strcmp(r->handler, "php-script"));
+    return r->handler != NULL &&
+           (!strncmp(r->handler, "application/x-httpd-php", 23) || !strcmp(r->handler, "php-script"));
 }
 
 static apr_status_t output_filter(ap_filter_t *f, apr_bucket_brigade *bb)
@@ -151,9 +161,7 @@ static apr_status_t output_filter(ap_filter_t *f, apr_bucket_brigade *bb)
         acknowledge(rec);
         apr_brigade_cleanup(bb);
         if (claim_refusal(rec, r)) {
-            /* The header filter takes the error for the answer and sends its page. */
-            APR_BRIGADE_INSERT_TAIL(bb, ap_bucket_error_create(HTTP_SERVICE_UNAVAILABLE, NULL, r->pool, bb->bucket_alloc));
-            APR_BRIGADE_INSERT_TAIL(bb, apr_bucket_eos_create(bb->bucket_alloc));
+            insert_refusal(bb, r);
             ap_remove_output_filter(f);
             return ap_pass_brigade(f->next, bb);
         }
@@ -197,8 +205,7 @@ static apr_status_t input_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_inpu
     if (claim_refusal(rec, r)) {
         apr_bucket_brigade *answer = apr_brigade_create(r->pool, bb->bucket_alloc);
 
-        APR_BRIGADE_INSERT_TAIL(answer, ap_bucket_error_create(HTTP_SERVICE_UNAVAILABLE, NULL, r->pool, bb->bucket_alloc));
-        APR_BRIGADE_INSERT_TAIL(answer, apr_bucket_eos_create(bb->bucket_alloc));
+        insert_refusal(answer, r);
         ap_pass_brigade(r->output_filters, answer);
     }
     return AP_FILTER_ERROR;
@@ -219,8 +226,8 @@ void ath_register_filters(void)
 void ath_insert_filter(request_rec *r)
 {
     struct atropos_request *rec;
-    bool small_file = (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME)) && r->finfo.filetype == APR_REG &&
-                      r->finfo.size <= SMALL_FILE_BYTES;
+    bool is_file = r->finfo.filetype == APR_REG && (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME));
+    bool small_file = is_file && r->finfo.size <= SMALL_FILE_BYTES;
     bool may_have_body = r->method_number != M_GET;
 
     if (ath_my_row == NULL || r->main != NULL || (small_file && !may_have_body) || (rec = ath_find(r)) == NULL)

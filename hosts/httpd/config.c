@@ -5,6 +5,7 @@
  */
 #include "atropos_httpd.h"
 
+#include "apr_lib.h"
 #include "apr_strings.h"
 
 #include <errno.h>
@@ -116,17 +117,37 @@ static const char *set_mode(cmd_parms *cmd, void *dummy, const char *arg)
     return NULL;
 }
 
+/* "250", "250ms", "1.5s": milliseconds, or -1. httpd's own parser takes "soon" for 0 seconds. */
+static double milliseconds(const char *arg)
+{
+    static const struct
+    {
+        const char *unit;
+        double ms;
+    } units[] = {{"", 1}, {"ms", 1}, {"s", 1000}, {"mi", 60000}, {"min", 60000}, {"h", 3600000}};
+    char *end;
+    double value;
+
+    if (!apr_isdigit(*arg))
+        return -1;
+    value = strtod(arg, &end);
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++)
+        if (!strcasecmp(end, units[i].unit))
+            return value * units[i].ms;
+    return -1;
+}
+
 static const char *set_slo(cmd_parms *cmd, void *dummy, const char *arg)
 {
-    apr_interval_time_t slo;
     const char *err = ap_check_cmd_context(cmd, GLOBAL_ONLY);
+    double slo_ms = milliseconds(arg);
 
     if (err != NULL)
         return err;
-    if (ap_timeout_parameter_parse(arg, &slo, "ms") != APR_SUCCESS || slo < 0 || slo / 1000 > SLO_MAX_MS)
+    if (!(slo_ms >= 0 && slo_ms <= SLO_MAX_MS))
         return apr_psprintf(cmd->pool, "AtroposSLO: bad value \"%s\"; a time from 0 (learn it) to 1h is allowed, in "
-                            "milliseconds or with a unit (ms, s, mi, h)", arg);
-    server_config(cmd)->library.slo_ms = (double)slo / 1000;
+                            "milliseconds or with a unit (ms, s, min, h)", arg);
+    server_config(cmd)->library.slo_ms = slo_ms;
     return NULL;
 }
 

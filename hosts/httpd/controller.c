@@ -15,8 +15,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Candidates share the watch over the leader: each looks the less often the more they are, so that together they look at
- * least every 25 ms, and hundreds of prefork children do not wake up ten times a second each. */
+/* Candidates share the watch over the leader: each looks the less often the more they are, so that together they look
+ * at least every 25 ms, and hundreds of prefork children do not wake up ten times a second each. */
 #define STANDBY_MS_EACH 25
 #define STANDBY_MIN_MS 100
 #define STANDBY_MAX_MS 2000
@@ -31,8 +31,9 @@ static uint32_t leads;
 
 void ath_library_log(int level, const char *message, void *arg)
 {
-    ap_log_error(APLOG_MARK, level == 1 ? APLOG_ERR : level == 2 ? APLOG_WARNING : level == 3 ? APLOG_NOTICE : APLOG_DEBUG,
-                 0, ap_server_conf, "Atropos: %s", message);
+    static const int levels[] = {APLOG_ERR, APLOG_ERR, APLOG_WARNING, APLOG_NOTICE, APLOG_DEBUG};
+
+    ap_log_error(APLOG_MARK, levels[level < 0 || level > 4 ? 4 : level], 0, ap_server_conf, "Atropos: %s", message);
 }
 
 bool ath_controller_leads(void)
@@ -75,9 +76,9 @@ static void *drive(void *s)
         rc = atropos_controller_tick();
         ATH_STORE(leads, rc == ATROPOS_OK);
         if (rc != last_rc && rc != ATROPOS_OK && rc != ATROPOS_E_NOT_LEADER)
-            ap_log_error(APLOG_MARK, APLOG_ERR, 0, s, "Atropos: the controller cannot work: %s (code %d: %s). The server goes "
-                         "on without protection; \"Atropos off\" and a restart silence it", ath_last_error(), rc,
-                         atropos_strerror(rc));
+            ap_log_error(APLOG_MARK, APLOG_ERR, 0, s, "Atropos: the controller cannot work: %s (code %d: %s). The "
+                         "server goes on without protection; \"Atropos off\" and a restart silence it",
+                         ath_last_error(), rc, atropos_strerror(rc));
         last_rc = rc;
 
         pause_ms = rc == ATROPOS_OK ? (int)atropos_controller_pause_ms() : standby_ms();
@@ -119,7 +120,7 @@ void ath_controller_start(apr_pool_t *pchild, server_rec *s)
     stop = leads = 0;
     wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_fd < 0) {
-        ap_log_error(APLOG_MARK, APLOG_ERR, errno, s, "Atropos: this child is no candidate for the controller: eventfd");
+        ap_log_error(APLOG_MARK, APLOG_ERR, errno, s, "Atropos: this child cannot lead the controller: eventfd");
         return;
     }
     /* Signals are for the MPM's own threads. */
@@ -128,7 +129,7 @@ void ath_controller_start(apr_pool_t *pchild, server_rec *s)
     rc = pthread_create(&thread, NULL, drive, s);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {
-        ap_log_error(APLOG_MARK, APLOG_ERR, rc, s, "Atropos: this child is no candidate for the controller: pthread_create");
+        ap_log_error(APLOG_MARK, APLOG_ERR, rc, s, "Atropos: this child cannot lead the controller: pthread_create");
         close(wake_fd);
         wake_fd = -1;
         return;

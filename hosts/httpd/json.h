@@ -1,8 +1,8 @@
 /*
  * Reading the library's JSON, for the status page. SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A cursor over text that the library has just written. No tree is built and nothing is allocated; broken or cut text ends
- * the walk early and is never read beyond its NUL.
+ * A cursor over text that the library has just written. No tree is built and nothing is allocated; broken or cut text
+ * ends the walk early and is never read beyond its NUL.
  */
 #ifndef ATH_JSON_H
 #define ATH_JSON_H

@@ -32,13 +32,12 @@ typedef struct atropos_request atropos_request;
  * and must not block, allocate, or call into the server, this table or the library: set a flag, send a signal to the
  * thread, shut a socket down.
  *
- * rung: 1 = stop the script; 2 = it was told and is still there: end what it does now (its shutdown functions). The same
- * rung may come again: a lost cancel is repeated while the request stands.
- * Returns one of ATROPOS_STOP_*.
+ * rung: 1 = stop the script; 2 = it was told and is still there: end what it does now (its shutdown functions). The
+ * same rung may come again: a lost cancel is repeated while the request stands. Returns one of ATROPOS_STOP_*.
  */
 #define ATROPOS_STOP_TOLD 0
-/* Told, but it is reading from or writing to the client through the server, where a signal does not get it out: mod_atropos
- * shuts that side of the connection down. (A read or write within its filters it knows by itself.) */
+/* Told, but it is reading from or writing to the client through the server, where a signal does not get it out:
+ * mod_atropos shuts that side of the connection down. (A read or write within its filters it knows by itself.) */
 #define ATROPOS_STOP_CLIENT_READ 1
 #define ATROPOS_STOP_CLIENT_WRITE 2
 /* Nothing could be done. */
@@ -57,9 +56,9 @@ typedef struct atropos_httpd_api
     atropos_request *(*find)(request_rec *r);
 
     /*
-     * From now on `stop` stops this request, instead of an abort of its connection. Returns the token; 0 = somebody else
-     * has it (a script within a script), or request is NULL. If a cancel has come before, stop is called at once, from
-     * within this call.
+     * From now on `stop` stops this request, instead of an abort of its connection. Returns the token; 0 = somebody
+     * else has it (a script within a script), or request is NULL. If a cancel has come before, stop is called at
+     * once, from within this call.
      */
     uint64_t (*enter)(atropos_request *request, atropos_stop_fn stop, void *baton);
 
@@ -76,8 +75,8 @@ typedef struct atropos_httpd_api
     void (*acknowledge)(atropos_request *request, uint64_t token);
 
     /*
-     * Makes r's answer 503 with Retry-After, if nothing of the response has been sent. 1 = done: send it as any response.
-     * 0 = too late, or r is a subrequest: call abort_response.
+     * Makes r's answer 503 with Retry-After, if nothing of the response has been sent. 1 = done: send it as any
+     * response. 0 = too late, or r is a subrequest: call abort_response.
      */
     int (*refuse)(request_rec *r);
 

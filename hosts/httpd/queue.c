@@ -4,9 +4,10 @@
  * A listener reserves a worker before it accepts, so httpd has no queue of its own. Requests without a worker are
  *  - in the backlog of the listening sockets, where the kernel keeps them: the leader asks for their number, and
  *    backlog.c infers for how long;
- *  - under event, on kept-alive connections: when no worker is idle the listener gives such a connection up, and even its
- *    close waits for a worker. Until then its client waits, in no queue at all. Its child sees unread bytes on it.
- * When the wait has ended, the first request of a connection knows by itself what it was (the time since its bytes came).
+ *  - under event, on kept-alive connections: when no worker is idle the listener gives such a connection up, and even
+ *    its close waits for a worker. Until then its client waits, in no queue at all. Its child sees unread bytes on it.
+ * When the wait has ended, the first request of a connection knows by itself what it was (the time since its bytes
+ * came).
  */
 #include "atropos_httpd.h"
 #include "backlog.h"
@@ -116,8 +117,9 @@ void ath_worker_shortage(int event, apr_uint32_t count)
 }
 
 /*
- * Looks at this child's kept-alive connections if it may have given some up, and tells the leader by its row. A socket may
- * be closed while it is looked at, and its number be another's: then one too many or too few is counted, once.
+ * Looks at this child's kept-alive connections if it may have given some up, and tells the leader by its row. A
+ * socket may be closed while it is looked at, and its number be another's: then one too many or too few is counted,
+ * once.
  */
 bool ath_queue_watch(void)
 {
@@ -243,8 +245,9 @@ static bool starved(void)
 }
 
 /*
- * The fewest that waited at any sample of the last 100 ms. A full house for a moment is how a busy server works: whoever
- * comes then is served as soon as a worker is done. Only who was there all the time waits for somebody to let go.
+ * The fewest that waited at any sample of the last 100 ms. A full house for a moment is how a busy server works:
+ * whoever comes then is served as soon as a worker is done. Only who was there all the time waits for somebody to let
+ * go.
  */
 #define LASTING_NS 100000000
 static uint64_t lasting(uint64_t waiting, uint64_t now_ns)

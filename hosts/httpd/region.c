@@ -59,8 +59,8 @@ static apr_status_t leave_generation(void *dummy)
 }
 
 /*
- * Opens the decision log as the parent, who may be root, and names it by its descriptor: so the unprivileged children can
- * open a file in a folder that is closed to them, as they can write the other logs. NULL = there will be none.
+ * Opens the decision log as the parent, who may be root, and names it by its descriptor: so the unprivileged children
+ * can open a file in a folder that is closed to them, as they can write the other logs. NULL = there will be none.
  */
 static const char *open_decision_log(const char *path, apr_pool_t *pconf, server_rec *s)
 {
@@ -76,9 +76,10 @@ static const char *open_decision_log(const char *path, apr_pool_t *pconf, server
         return NULL;
     }
     /* A file that has other names as well may be anybody's: it is not given away. */
-    if (geteuid() == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1 && fchown(fd, ap_unixd_config.user_id, (gid_t)-1) != 0)
-        ap_log_error(APLOG_MARK, APLOG_WARNING, errno, s, "Atropos: cannot give the decision log %s to the server's user",
-                     path);
+    if (geteuid() == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1 &&
+        fchown(fd, ap_unixd_config.user_id, (gid_t)-1) != 0)
+        ap_log_error(APLOG_MARK, APLOG_WARNING, errno, s, "Atropos: cannot give the decision log %s to the server's "
+                     "user", path);
     /* Closed at the restart, when the next generation opens its own. */
     if (apr_os_file_put(&file, &fd, APR_FOPEN_WRITE | APR_FOPEN_APPEND, pconf) == APR_SUCCESS)
         apr_pool_cleanup_register(pconf, file, (apr_status_t (*)(void *))apr_file_close, apr_pool_cleanup_null);
@@ -96,8 +97,8 @@ int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, serv
         ap_state_query(AP_SQ_RUN_MODE) != AP_SQ_RM_NORMAL || library.mode == ATROPOS_MODE_OFF)
         return OK;
     if (atropos_version() >> 16 != ATROPOS_VERSION_MAJOR) {
-        ap_log_error(APLOG_MARK, APLOG_ERR, 0, s, "Atropos: built against version %s of the library, linked with another",
-                     ATROPOS_VERSION_STRING);
+        ap_log_error(APLOG_MARK, APLOG_ERR, 0, s, "Atropos: built against version %s of the library, linked with "
+                     "another", ATROPOS_VERSION_STRING);
         return OK;
     }
     ap_mpm_query(AP_MPMQ_MAX_DAEMONS, &daemons);
@@ -105,7 +106,7 @@ int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, serv
     ap_mpm_query(AP_MPMQ_GENERATION, &generation);
     if (threads < 1)
         threads = 1;
-    /* A request on every worker, as many whose answer event still writes, and what the dead leave until it is reaped. */
+    /* A request on every worker, as many whose answer event still writes, and what the dead leave to be reaped. */
     if (library.max_tasks == 0)
         library.max_tasks = (uint32_t)(daemons * threads > 32000 ? 65536 : daemons * threads * 2 + 64);
     library.region_path = cfg->region_path;
@@ -134,10 +135,12 @@ int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, serv
     ath_shared_memory->generation = (uint32_t)generation;
     ath_shared_memory->fifo = (ath_fifo *)&ath_shared_memory->row[ath_shared_memory->rows];
     ath_slots = atropos_resource_register("httpd worker slot", ATROPOS_QUEUE);
+    atropos_queue_capacity(ath_slots, (uint64_t)(daemons * threads));
     apr_pool_cleanup_register(pconf, NULL, leave_generation, apr_pool_cleanup_null);
     if (!ath_server_is_patched())
-        ap_log_error(APLOG_MARK, APLOG_NOTICE, 0, s, "Atropos: this httpd was built without patches/httpd/2.4: connections "
-                     "given up for want of a worker are not counted, and a shortage is seen by the scoreboard alone");
+        ap_log_error(APLOG_MARK, APLOG_NOTICE, 0, s, "Atropos: this httpd was built without patches/httpd/2.4: "
+                     "connections given up for want of a worker are not counted, and a shortage is seen by the "
+                     "scoreboard alone");
     return OK;
 }
 
@@ -200,8 +203,8 @@ void ath_child_init(apr_pool_t *pchild, server_rec *s)
     /* What runs for tasks of this process while another child leads. */
     rc = atropos_agent_start();
     if (rc != ATROPOS_OK)
-        ap_log_error(APLOG_MARK, APLOG_WARNING, 0, s, "Atropos: requests of this child can be cancelled only while it leads: "
-                     "%s", ath_last_error());
+        ap_log_error(APLOG_MARK, APLOG_WARNING, 0, s, "Atropos: requests of this child can be cancelled only while it "
+                     "leads: %s", ath_last_error());
     ath_controller_start(pchild, s); /* its cleanup runs before the one above */
 }
 

@@ -103,7 +103,7 @@ int ath_pre_connection(conn_rec *c, void *csd)
     ath_conn *conn;
     apr_os_sock_t fd;
 
-    /* Connections to a backend are no client's; those of HTTP/2's streams have no socket (see ath_post_read_request). */
+    /* Connections to a backend are no client's; HTTP/2's streams have no socket (see ath_post_read_request). */
     if (ath_my_row == NULL || !atropos_trace_is_on() || c->outgoing || c->master != NULL || csd == NULL ||
         apr_os_sock_get(&fd, csd) != APR_SUCCESS)
         return DECLINED;

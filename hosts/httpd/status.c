@@ -4,8 +4,8 @@
  *   SetHandler atropos-status    HTML; ?auto: a line for each value; ?json
  *   SetHandler atropos-cancel    POST ?task=ID[&scope=N]: cancels exactly that request
  *
- * Both tell what other clients are doing, so they belong behind a Require, like mod_status. Query strings, which may hold
- * secrets, never come in here.
+ * Both tell what other clients are doing, so they belong behind a Require, like mod_status. Query strings, which may
+ * hold secrets, never come in here.
  */
 #include "atropos_httpd.h"
 #include "json.h"
@@ -72,7 +72,8 @@ static const char *server_json(request_rec *r)
     return apr_psprintf(r->pool,
                         "{\"mpm\":\"%s\",\"generation\":%u,\"children\":%d,\"stopping\":%u,\"pid\":%d,\"leads\":%s,"
                         "\"backlog\":%" APR_UINT64_T_FMT ",\"backlog_oldest_ms\":%" APR_UINT64_T_FMT
-                        ",\"backlog_limit\":%" APR_UINT64_T_FMT ",\"all_workers_taken\":%s,\"parked\":%" APR_UINT64_T_FMT
+                        ",\"backlog_limit\":%" APR_UINT64_T_FMT
+                        ",\"all_workers_taken\":%s,\"parked\":%" APR_UINT64_T_FMT
                         ",\"accepted\":%" APR_UINT64_T_FMT ",\"keepalives_dropped\":%" APR_UINT64_T_FMT
                         ",\"shortages\":%" APR_UINT64_T_FMT ",\"shortage_ms\":%" APR_UINT64_T_FMT
                         ",\"scripts_told\":%" APR_UINT64_T_FMT ",\"reads_cut\":%" APR_UINT64_T_FMT
@@ -93,8 +94,8 @@ static const char *whole_json(request_rec *r)
     if (ath_shared_memory == NULL)
         return "{\"server\":{},\"atropos\":{\"mode\":\"off\"},\"decisions\":[]}";
     atropos_decisions(collect_decision, decisions);
-    return apr_pstrcat(r->pool, "{\"server\":", server_json(r), ",\"atropos\":", library_stats(r->pool), ",\"decisions\":[",
-                       apr_array_pstrcat(r->pool, decisions, ','), "]}", NULL);
+    return apr_pstrcat(r->pool, "{\"server\":", server_json(r), ",\"atropos\":", library_stats(r->pool),
+                       ",\"decisions\":[", apr_array_pstrcat(r->pool, decisions, ','), "]}", NULL);
 }
 
 /* ---- ?auto ---- */

@@ -145,7 +145,7 @@ static void lines_of_proc_net_tcp(void)
 
     CHECK(!ath_proc_net_line("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt\n", ports, 2,
                              &waiting, &end) && !end);
-    CHECK(ath_proc_net_line("   0: 0100007F:1F90 00000000:0000 0A 00000000:0000001B 00:00000000 00000000     0        0 1\n",
+    CHECK(ath_proc_net_line("   0: 0100007F:1F90 00000000:0000 0A 00000000:0000001B 00:00000000 00000000     0\n",
                             ports, 2, &waiting, &end) && waiting == 27 && !end);
     CHECK(!ath_proc_net_line("   1: 0100007F:1F91 00000000:0000 0A 00000000:00000001 00:00000000 00000000\n", ports, 2,
                              &waiting, &end) && !end); /* somebody else's port */
@@ -166,8 +166,8 @@ static void told(void *out_, ath_json_event event, const char *key, const char *
     char *out = out_;
     size_t used = strlen(out);
 
-    snprintf(out + used, 4096 - used, "%c%s%s%s ", mark[event], key != NULL ? key : "", key != NULL && value != NULL ? "=" : "",
-             value != NULL ? value : "");
+    snprintf(out + used, 4096 - used, "%c%s%s%s ", mark[event], key != NULL ? key : "",
+             key != NULL && value != NULL ? "=" : "", value != NULL ? value : "");
 }
 
 static bool walks_to(const char *json, bool complete, const char *expected)

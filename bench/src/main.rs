@@ -1,6 +1,6 @@
 //! `atropos-bench`: runs overload cases, the overhead comparison and the integration checks on real servers.
 use anyhow::{bail, Context, Result};
-use atropos_bench::host::{self, Host, HostId, Setting, Variant};
+use atropos_bench::host::{self, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, Recorded};
 use atropos_bench::{cases, clock, guard, http, integration, load, machine, mysql, overhead, pg, race, replay, runner};

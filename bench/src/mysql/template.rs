@@ -24,7 +24,15 @@ pub fn data_dir(install: &Install, dataset: &Dataset) -> Result<PathBuf> {
 
 fn prepare(install: &Install, dataset: &Dataset, home: &Path) -> Result<()> {
     let dir = new_run_dir()?;
-    fs::write(dir.join("my.cnf"), option_file(&install.prefix, &dir, &base_settings()))?;
+    // Durability does not matter until the folder is ready; the copy starts without left-over work (purge, redo).
+    let settings = [
+        setting("innodb_flush_log_at_trx_commit", "0"),
+        setting("sync_binlog", "0"),
+        setting("disable_log_bin", "ON"),
+        setting("innodb_fast_shutdown", "0"),
+    ];
+    let all: Vec<_> = base_settings().into_iter().chain(settings.clone()).collect();
+    fs::write(dir.join("my.cnf"), option_file(&install.prefix, &dir, &all))?;
     let out = server_command(&install.prefix.join("bin/mysqld"), &dir)?
         .arg(format!("--defaults-file={}", dir.join("my.cnf").display()))
         .arg("--initialize-insecure")
@@ -34,13 +42,6 @@ fn prepare(install: &Install, dataset: &Dataset, home: &Path) -> Result<()> {
         let _ = fs::remove_dir_all(&dir);
         bail!("mysqld --initialize-insecure failed ({}): {}", out.status, String::from_utf8_lossy(&out.stderr));
     }
-    // Durability does not matter until the folder is ready; the copy starts without left-over work (purge, redo).
-    let settings = [
-        setting("innodb_flush_log_at_trx_commit", "0"),
-        setting("sync_binlog", "0"),
-        setting("disable_log_bin", "ON"),
-        setting("innodb_fast_shutdown", "0"),
-    ];
     let server = Mysqld::start_in(install, dir, &settings, "prepare")?;
     let mut client = server.admin()?;
     client.query_drop(format!("CREATE DATABASE {}", session::DATABASE))?;

@@ -119,15 +119,16 @@ void atm_name_object(uint64_t instance, const char *format, ...) __attribute__((
 /* ---- cancel.cc ---- */
 /* For atropos_set_cancel_action (rung 1) and atropos_set_terminate_action (rung 2). */
 int atm_cancel(const atropos_cancel_request *request, void *);
-/* Chains error_handler_hook, so that a cancelled statement's error 1317 says who cancelled it and why. */
-void atm_error_text_start();
-void atm_error_text_stop();
+/* A command's result is decided: if it is the error of a cancel, the client shall read who cancelled it and why. */
+void atm_explain_error(Atm_session *s);
 
 /* ---- work.cc ---- */
 /* For atropos_set_rollback_cost; ns. */
 uint64_t atm_rollback_cost(atropos_task_t task, uint64_t key, void *);
 /* For atropos_set_progress_source: rows read of rows expected; 0 = unknown. */
 int atm_progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t *total, void *);
+/* Its transaction, or the last statement of it, is being undone now; the caller holds LOCK_thd_data. */
+bool atm_is_rolling_back(THD *thd);
 /* Rows that a session has read from storage engines so far; any thread while the THD exists. */
 uint64_t atm_rows_read(const THD *thd);
 

@@ -15,12 +15,12 @@
 #include <cinttypes>
 #include <cstdio>
 
-#include "my_sys.h"
 #include "mysqld_error.h"
 #include "mysql/psi/mysql_mutex.h"
-#include "sql/current_thd.h"
 #include "sql/mysqld_thd_manager.h"
+#include "sql/derror.h"
 #include "sql/sql_class.h"
+#include "sql/sql_error.h"
 
 static constexpr auto relaxed = std::memory_order_relaxed;
 static constexpr auto acquire = std::memory_order_acquire;
@@ -66,6 +66,10 @@ int atm_cancel(const atropos_cancel_request *request, void *) {
     if (s->cancelled.load(relaxed) != request->scope) {
       write_reason(s, request);
       s->cancelled.store(request->scope, release);
+    } else if (atm_is_rolling_back(thd.get())) {
+      /* It heard us. Undoing takes its time, and a second kill would not shorten it. */
+      atropos_task_cancel_acknowledge(request->task, request->scope);
+      return 0;
     }
     thd->awake(THD::KILL_QUERY);
     return 0;
@@ -80,31 +84,16 @@ int atm_cancel(const atropos_cancel_request *request, void *) {
 
 /* ---- the client's error; the session's thread ---- */
 
-static std::atomic<ErrorHandlerFunctionPointer> previous_handler{nullptr};
-
-static void on_error(uint error, const char *text, myf flags) {
-  const ErrorHandlerFunctionPointer previous = previous_handler.load(acquire);
-  if (error == ER_QUERY_INTERRUPTED && current_thd != nullptr) {
-    const Atm_session *s = atm_session_of(current_thd);
-    const uint64_t scope = s != nullptr && s->running.load(relaxed) ? s->scope.load(relaxed) : 0;
-    /* `why` was written before `cancelled`, and is not written again for this scope. */
-    if (scope != 0 && s->cancelled.load(acquire) == scope) {
-      atropos_task_cancel_acknowledge(s->task.load(relaxed), scope);
-      text = s->why;
-    }
-  }
-  previous(error, text, flags);
-}
-
-void atm_error_text_start() {
-  const ErrorHandlerFunctionPointer installed = error_handler_hook.load();
-  if (installed == on_error) return;
-  previous_handler.store(installed, release);
-  error_handler_hook.store(on_error);
-}
-
-/* Only if nobody chained himself behind us meanwhile; then we stay, and pass everything on. */
-void atm_error_text_stop() {
-  ErrorHandlerFunctionPointer installed = on_error;
-  error_handler_hook.compare_exchange_strong(installed, previous_handler.load(relaxed));
+/* The number stays 1317, the text becomes ours. Done to the result, once it is decided: hooking the server's error
+   handler would miss errors that go around it, and switches an event of the audit interface off. */
+void atm_explain_error(Atm_session *s) {
+  Diagnostics_area *result = s->thd->get_stmt_da();
+  const uint64_t scope = s->scope.load(relaxed);
+  /* `why` was written before `cancelled`, and is not written again for this scope. */
+  if (!result->is_error() || result->mysql_errno() != ER_QUERY_INTERRUPTED || result->is_sent() ||
+      s->cancelled.load(acquire) != scope)
+    return;
+  result->reset_diagnostics_area();
+  result->set_error_status(ER_QUERY_INTERRUPTED, s->why, mysql_errno_to_sqlstate(ER_QUERY_INTERRUPTED));
+  atropos_task_cancel_acknowledge(s->task.load(relaxed), scope);
 }

@@ -421,10 +421,7 @@ static bool trace_runs;
 static int stop(void *) {
   atm_functions_unregister();
   atm_controller_stop();
-  if (std::exchange(trace_runs, false)) {
-    atm_trace_stop();
-    atm_error_text_stop();
-  }
+  if (std::exchange(trace_runs, false)) atm_trace_stop();
   if (std::exchange(region_ready, false)) atropos_shutdown();
   atm_log_close();
   return 0;
@@ -472,7 +469,6 @@ static bool start_parts() {
   atropos_set_terminate_action(atm_cancel, nullptr, 0);
   atropos_set_rollback_cost(atm_rollback_cost, nullptr);
   atropos_set_progress_source(atm_progress, nullptr);
-  atm_error_text_start();
   if (const int rc = atm_controller_start(); rc != 0) return failed("no thread for the controller: error %d", rc);
   if (atm_functions_register())
     return failed("the functions atropos_scope and atropos_cancel could not be registered; is there another of that name?");

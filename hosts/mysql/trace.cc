@@ -197,6 +197,7 @@ static void on_command_end(THD *thd) {
   s->running.store(false, relaxed);
   s->in_transaction.store(in_transaction, relaxed);
   mysql_mutex_unlock(&thd->LOCK_thd_data);
+  atm_explain_error(s);
 
   if (s->holds_rows && !in_transaction) {
     atropos_task_free_resource(task, atm_row_lock, s->id, 1);

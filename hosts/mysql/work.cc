@@ -75,15 +75,24 @@ int atm_progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t *to
   return 1;
 }
 
+/* The caller holds LOCK_thd_data: a THD whose transaction object goes away has been marked under it before. */
+static const trx_t *transaction_of(THD *thd) {
+  const auto *session = static_cast<const innodb_session_t *>(thd->get_ha_data(innodb_hton->slot)->ha_ptr);
+  return session != nullptr ? session->m_trx : nullptr;
+}
+
+bool atm_is_rolling_back(THD *thd) {
+  const trx_t *trx = transaction_of(thd);
+  return trx != nullptr && trx->lock.que_state == TRX_QUE_ROLLING_BACK;
+}
+
 uint64_t atm_rollback_cost(atropos_task_t task, uint64_t key, void *) {
   Find_thd_with_id by_id(static_cast<my_thread_id>(key));
-  /* LOCK_thd_data comes with it: a THD whose transaction object goes away has been marked under it before. */
   THD_ptr thd = Global_THD_manager::get_instance()->find_thd(&by_id);
   if (!thd) return 0;
   const Atm_session *s = atm_session_of(thd.get());
   if (s == nullptr || s->task.load() != task) return 0;
-  const auto *session = static_cast<const innodb_session_t *>(thd->get_ha_data(innodb_hton->slot)->ha_ptr);
-  const trx_t *trx = session != nullptr ? session->m_trx : nullptr;
+  const trx_t *trx = transaction_of(thd.get());
   if (trx == nullptr) return 0;
   /* A command within a transaction loses its own part only; an idle one loses all. */
   const undo_no_t from = s->running.load() && s->in_transaction.load() ? trx->last_sql_stat_start.least_undo_no : 0;

@@ -40,12 +40,16 @@ static void write_reason(Atm_session *s, const atropos_cancel_request *request) 
              request->reason != nullptr ? request->reason : "no reason given");
     return;
   }
-  const size_t length = atm_describe(request->resource, request->instance, what, sizeof what, nullptr);
-  if (length == 0) snprintf(what, sizeof what, "a %s", info.resource_name);
+  /* "rows locked by connection 7" would puzzle connection 7. */
+  if (request->resource == atm_row_lock && request->instance == s->id)
+    snprintf(what, sizeof what, "rows");
+  else if (atm_describe(request->resource, request->instance, what, sizeof what, nullptr) == 0)
+    snprintf(what, sizeof what, "a %s", info.resource_name);
+  const bool waits = s->wait.load(acquire) != ATM_WAIT_NONE && s->wait_instance.load(relaxed) == request->instance;
   snprintf(s->why, sizeof s->why,
-           "Query execution was interrupted by Atropos: it held, or was first in line for, %s for %.0f ms while %u others "
-           "waited (%s). Retry later, in smaller steps or outside busy hours",
-           what, static_cast<double>(info.held_ns) / 1e6, info.victims, info.resource_name);
+           "Query execution was interrupted by Atropos: it %s %s for %.0f ms while %u others waited (%s). Retry later, in "
+           "smaller steps or outside busy hours",
+           waits ? "was first in line for" : "held", what, static_cast<double>(info.held_ns) / 1e6, info.victims, info.resource_name);
 }
 
 int atm_cancel(const atropos_cancel_request *request, void *) {

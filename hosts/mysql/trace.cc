@@ -54,6 +54,16 @@ static constexpr auto release = std::memory_order_release;
 
 Atm_session *atm_session_of(THD *thd) { return static_cast<Atm_session *>(thd->get_ha_data(slot)->ha_ptr); }
 
+/* The session whose command this thread runs. The slots of all engines look empty while the server reads its dictionary in
+   an attachable transaction, but the metadata locks of those reads outlive it. */
+static thread_local Atm_session *in_command = nullptr;
+
+/* For calls by the session's own thread. */
+static Atm_session *session_here(THD *thd) {
+  if (Atm_session *s = atm_session_of(thd); s != nullptr) return s;
+  return in_command != nullptr && in_command->thd == thd ? in_command : nullptr;
+}
+
 Atm_session *atm_session_by_id(uint64_t id) {
   for (Atm_session *s = atm_sessions; s != nullptr; s = s->next)
     if (s->id == id) return s;
@@ -184,11 +194,13 @@ static void on_command_begin(THD *thd) {
   /* Whoever sees it running sees this scope, or a later one. */
   s->scope.store(atropos_task_scope(task), release);
   s->running.store(true, release);
+  in_command = s;
 }
 
 static void on_command_end(THD *thd) {
   Atm_session *s = atm_session_of(thd);
   if (s == nullptr || !s->running.load(relaxed)) return;
+  in_command = nullptr;
   const atropos_task_t task = s->task.load(relaxed);
   const bool in_transaction = (thd->server_status & SERVER_STATUS_IN_TRANS) != 0;
 
@@ -272,11 +284,11 @@ static void change_ticket(Atm_session *s, uint64_t entry, uint64_t changed) {
 
 static void on_mdl_held(const MDL_ticket *ticket) {
   THD *thd = owner_of(ticket);
-  Atm_session *s = atm_session_of(thd);
+  Atm_session *s = session_here(thd);
 
   if (s == nullptr) {
     /* The server's own threads run no commands; they are followed from their first lock on. Not within an attachable
-       transaction, which hides the slots of all engines and closes their "connections" at its end. */
+       transaction, which closes the "connections" of all engines at its end. */
     if (thd->system_thread == NON_SYSTEM_THREAD || !atropos_trace_is_on() || thd->is_attachable_transaction_active())
       return;
     if ((s = follow(thd)) == nullptr) return;
@@ -290,7 +302,7 @@ static void on_mdl_held(const MDL_ticket *ticket) {
 }
 
 static void on_mdl_gone(const MDL_ticket *ticket) {
-  Atm_session *s = atm_session_of(owner_of(ticket));
+  Atm_session *s = session_here(owner_of(ticket));
   if (s == nullptr) return;
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
@@ -299,7 +311,7 @@ static void on_mdl_gone(const MDL_ticket *ticket) {
 }
 
 static void on_mdl_retyped(const MDL_ticket *ticket, int new_type) {
-  Atm_session *s = atm_session_of(owner_of(ticket));
+  Atm_session *s = session_here(owner_of(ticket));
   if (s == nullptr) return;
   const uint64_t instance = instance_of(ticket->get_key());
   change_ticket(s, instance | ticket->get_type(), instance | static_cast<uint64_t>(new_type));
@@ -358,7 +370,7 @@ static void end_wait(Atm_session *s, bool granted) {
    manager stay the only truth, and the controller needs none of its latches. That the compatibility of granted locks is
    symmetric is so for all of the server's tables of them. */
 static void on_mdl_wait_begin(const MDL_ticket *ticket) {
-  Atm_session *s = atm_session_of(owner_of(ticket));
+  Atm_session *s = session_here(owner_of(ticket));
   if (s == nullptr) return;
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
@@ -377,12 +389,12 @@ static void on_mdl_wait_begin(const MDL_ticket *ticket) {
 }
 
 static void on_mdl_wait_end(const MDL_ticket *ticket, bool granted) {
-  Atm_session *s = atm_session_of(owner_of(ticket));
+  Atm_session *s = session_here(owner_of(ticket));
   if (s != nullptr) end_wait(s, granted);
 }
 
 static void on_flush_wait_begin(THD *thd, const TABLE_SHARE *share) {
-  Atm_session *s = atm_session_of(thd);
+  Atm_session *s = session_here(thd);
   if (s == nullptr) return;
   const auto *key = reinterpret_cast<const uchar *>(share->table_cache_key.str);
   const uint64_t instance = instance_of(key, share->table_cache_key.length);
@@ -393,14 +405,14 @@ static void on_flush_wait_begin(THD *thd, const TABLE_SHARE *share) {
 /* Nobody gets anything: whoever waited was only to see the last user go. The lock, because edges.cc looks into the
    wait of this THD while it holds it. */
 static void on_flush_wait_end(THD *thd) {
-  Atm_session *s = atm_session_of(thd);
+  Atm_session *s = session_here(thd);
   if (s == nullptr) return;
   const std::lock_guard<std::mutex> guard(atm_sessions_lock);
   end_wait(s, false);
 }
 
 static void on_row_blocked(THD *waiter, THD *blocker) {
-  Atm_session *s = waiter != nullptr ? atm_session_of(waiter) : nullptr;
+  Atm_session *s = waiter != nullptr ? session_here(waiter) : nullptr;
   if (s == nullptr) return;
   const Atm_session *b = blocker != nullptr ? atm_session_of(blocker) : nullptr;
   s->row_blocker.store(b != nullptr ? b->task.load(relaxed) : 0, relaxed);
@@ -409,13 +421,13 @@ static void on_row_blocked(THD *waiter, THD *blocker) {
 
 static void on_wait_begin(THD *thd, int wait_type) {
   if (thd == nullptr || (wait_type != THD_WAIT_ROW_LOCK && wait_type != THD_WAIT_TABLE_LOCK)) return;
-  if (Atm_session *s = atm_session_of(thd); s != nullptr)
+  if (Atm_session *s = session_here(thd); s != nullptr)
     begin_wait(s, ATM_WAIT_ROW, atm_row_lock, s->row_blocker_id.load(relaxed));
 }
 
 /* With the row or without it: its holder is the transaction, which is told as one already. */
 static void on_wait_end(THD *thd) {
-  Atm_session *s = thd != nullptr ? atm_session_of(thd) : nullptr;
+  Atm_session *s = thd != nullptr ? session_here(thd) : nullptr;
   if (s != nullptr && s->wait.load(relaxed) == ATM_WAIT_ROW) end_wait(s, false);
 }
 

@@ -5,7 +5,8 @@ use crate::dirs::{cache_dir, new_run_dir};
 use crate::guard::Guarded;
 use crate::host::{setting, Dataset, Host, HostId, Server, Setting, Variant, DECISION_LOG};
 use crate::record::Mode;
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
+use mysql::prelude::Queryable;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -66,7 +67,7 @@ impl Install {
         let dir = new_run_dir()?;
         let mut all = vec![];
         if let Some(mode) = mode.filter(|_| self.loaded()) {
-            all.push(setting("plugin_load_add", "atropos=atropos.so"));
+            all.push(setting("plugin_load_add", "atropos.so"));
             all.push(setting("atropos_mode", mode.atropos()));
             all.push(setting("atropos_decision_log", dir.join(DECISION_LOG).display()));
         }
@@ -74,7 +75,14 @@ impl Install {
             all.extend(TIMEOUTS.map(|(name, value)| setting(name, value)));
         }
         all.extend(settings.iter().cloned());
-        Mysqld::start_copy(self, dir, &template, &all, name)
+        let server = Mysqld::start_copy(self, dir, &template, &all, name)?;
+        if mode.is_some() && self.loaded() {
+            // It fails open: a server without the plugin would make every run look like mode off.
+            let ask = "SELECT PLUGIN_STATUS FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'atropos'";
+            let status: Option<String> = server.admin()?.query_first(ask)?;
+            ensure!(status.as_deref() == Some("ACTIVE"), "the plugin is {status:?}, not ACTIVE: see the server's log");
+        }
+        Ok(server)
     }
 }
 

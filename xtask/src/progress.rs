@@ -20,6 +20,8 @@ pub struct Progress {
     label: String,
     started: Instant,
     expected: Option<Duration>,
+    /// Work that was found done before tells nothing about the next time.
+    worth_remembering: Duration,
     tty: bool,
     drawn: Instant,
 }
@@ -29,7 +31,9 @@ impl Progress {
     pub fn start(label: &str, expected_default: Option<Duration>) -> Self {
         let expected = last_duration(label).or(expected_default);
         let tty = std::io::stderr().is_terminal();
-        let progress = Progress { label: label.into(), started: Instant::now(), expected, tty, drawn: Instant::now() };
+        let worth_remembering = expected_default.map_or(WORTH_AN_ESTIMATE, |e| WORTH_AN_ESTIMATE.max(e / 20));
+        let (started, drawn) = (Instant::now(), Instant::now());
+        let progress = Progress { label: label.into(), started, expected, worth_remembering, tty, drawn };
         progress.draw("");
         progress
     }
@@ -58,7 +62,7 @@ impl Progress {
 
     pub fn finish(self, ok: bool, detail: &str) {
         let elapsed = self.started.elapsed();
-        if ok && elapsed > WORTH_AN_ESTIMATE {
+        if ok && elapsed > self.worth_remembering {
             remember_duration(&self.label, elapsed);
         }
         let mark = if ok { "ok" } else { "FAILED" };

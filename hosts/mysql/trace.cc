@@ -7,9 +7,10 @@
  * Between requests the scope stays that of the last one and so do the holdings: that is how an idle transaction can be
  * told from the statement it will send next.
  *
- * A transaction is told as the holder of the rows it locks (instance: its CONNECTION_ID()), from its first command on:
- * InnoDB's lock table is far too busy to be followed lock by lock, and whoever waits for a row waits for the end of
- * the transaction, not of a lock.
+ * A transaction is told as the holder of the rows it locks (instance: its CONNECTION_ID()), from the first table on that
+ * it opens to write: InnoDB's lock table is far too busy to be followed lock by lock, and whoever waits for a row waits
+ * for the end of the transaction, not of a lock. Readers that lock (LOCK IN SHARE MODE, SERIALIZABLE) are named by edges
+ * alone.
  *
  * A THD's session hangs in the slot that the server keeps in each THD for each storage engine: two loads to read, no
  * lock, also from another session's thread (who waits under InnoDB's latches looks up whom it waits for). The slot
@@ -184,10 +185,6 @@ static void on_command_begin(THD *thd) {
   const atropos_task_t task = s->task.load(relaxed);
   atropos_task_request_begin(task, CLASS_CLIENT);
   tell_closed(s, false);
-  if (!s->holds_rows) {
-    atropos_task_get_resource(task, atm_row_lock, s->id, 1);
-    s->holds_rows = true;
-  }
   /* BEGIN is told at its end; without autocommit any statement may begin a transaction and last long. */
   if (thd->variables.option_bits & OPTION_NOT_AUTOCOMMIT) tell_work(s, true);
   s->rows_before.store(atm_rows_read(thd), relaxed);
@@ -297,8 +294,14 @@ static void on_mdl_held(const MDL_ticket *ticket) {
   }
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
-  note_ticket(s, instance | ticket->get_type());
-  atropos_trace_task_get(s->task.load(relaxed), resource_of(key), instance, 1);
+  const enum_mdl_type type = ticket->get_type();
+  const atropos_task_t task = s->task.load(relaxed);
+  note_ticket(s, instance | type);
+  atropos_trace_task_get(task, resource_of(key), instance, 1);
+  if ((type == MDL_SHARED_WRITE || type == MDL_SHARED_WRITE_LOW_PRIO) && !s->holds_rows && s->running.load(relaxed)) {
+    atropos_trace_task_get(task, atm_row_lock, s->id, 1);
+    s->holds_rows = true;
+  }
 }
 
 static void on_mdl_gone(const MDL_ticket *ticket) {

@@ -41,10 +41,10 @@ static void cut_connection(struct atropos_request *rec)
 {
     struct linger reset = {.l_onoff = 1, .l_linger = 0};
 
-    /* httpd's own word for it, which it only ever sets, and looks at before each write. */
-    ATH_STORE(rec->c->aborted, 1);
     if (rec->fd < 0)
         return;
+    /* httpd's own word for it, which it only ever sets, and looks at before each write. */
+    ATH_STORE(rec->c->aborted, 1);
     /* Closed with a reset: an answer that ends with the connection must not look complete. */
     setsockopt(rec->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
     if (shutdown(rec->fd, SHUT_RDWR) == 0)
@@ -73,11 +73,12 @@ static ath_step climb(struct atropos_request *rec, int rung)
     }
     if (phase == ATH_PHASE_RUNNING && ATH_LOAD(rec->filtered) && rung == 1)
         return ATH_STEP_COOPERATE;
-    /* A stream of HTTP/2 has no socket of its own; its thread finds the flag. */
-    if (rec->fd >= 0 || rec->c->master != NULL) {
+    if (rec->fd >= 0) {
         cut_connection(rec);
         return ATH_STEP_WRITE;
     }
+    if (rec->c->master != NULL)
+        return ATH_STEP_COOPERATE; /* a stream of HTTP/2 has no socket of its own */
     return ATH_STEP_NONE; /* no worker has it: nothing is held that anybody waits for */
 }
 
@@ -135,9 +136,17 @@ static void abort_response(request_rec *r)
 {
     struct atropos_request *rec = ath_find(r);
     struct linger reset = {.l_onoff = 1, .l_linger = 0};
+    conn_rec *c = r->connection;
 
+    if (c->master != NULL && !c->aborted) {
+        /* A stream of HTTP/2: the error makes mod_http2 reset it, where a mere end would look like the end of the page. */
+        apr_bucket_brigade *bb = apr_brigade_create(r->pool, c->bucket_alloc);
+
+        APR_BRIGADE_INSERT_TAIL(bb, ap_bucket_error_create(HTTP_BAD_GATEWAY, NULL, r->pool, c->bucket_alloc));
+        ap_pass_brigade(c->output_filters, bb);
+    }
     /* Not shut down here: that would send the end of a response which has no length. The close that follows resets. */
-    ATH_STORE(r->connection->aborted, 1);
+    ATH_STORE(c->aborted, 1);
     if (rec != NULL && rec->fd >= 0)
         setsockopt(rec->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
     ATH_ADD(ath_my_row->connections_cut, 1);

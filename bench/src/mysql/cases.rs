@@ -1,12 +1,11 @@
 //! The cases on MySQL.
-use super::session::{self, stay_idle};
+use super::session::{self, run, stay_idle};
 use super::template::series;
 use crate::cases::{joined, onset, Actor, Case, Expect, Limits, Noise, NoiseReport, Role, Timing};
 use crate::clock::now_ns;
 use crate::host::{setting, Dataset, HostId, Setting};
 use crate::load::Load;
 use anyhow::Result;
-use mysql::prelude::Queryable;
 use mysql::Conn;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -185,7 +184,7 @@ struct Session {
 impl Session {
     fn open(noise: &Noise, role: Role, what: &'static str) -> Result<Session> {
         let mut client = session::connect(noise.socket_dir)?;
-        client.query_drop(NOISE_TIMEOUTS)?;
+        run(&mut client, NOISE_TIMEOUTS)?;
         let (key, now) = (client.connection_id().into(), now_ns());
         Ok(Session { client, actor: Actor { role, what, key, started_ns: now, ended_ns: now, failure: None } })
     }
@@ -200,7 +199,7 @@ impl Session {
 
 /// Statements one after the other; the first that fails ends it.
 fn all(client: &mut Conn, statements: &[&str]) -> Result<(), mysql::Error> {
-    statements.iter().try_for_each(|sql| client.query_drop(sql))
+    statements.iter().try_for_each(|sql| run(client, sql))
 }
 
 /// c1. The UPDATEs are long because each row waits, as for a slow disk, and not by using a core: CPU would be a
@@ -211,7 +210,7 @@ fn backup(noise: &Noise) -> Result<NoiseReport> {
     let second = Session::open(noise, Role::Bystander, "longer UPDATE")?;
     let backup = Session::open(noise, Role::Culprit, "FLUSH TABLES WITH READ LOCK")?;
     let update = |session: Session, table: &'static str| {
-        session.run(|c| c.query_drop(format!("UPDATE {table} SET n = n + 1 WHERE SLEEP(0.01) = 0")))
+        session.run(|c| run(c, format!("UPDATE {table} SET n = n + 1 WHERE SLEEP(0.01) = 0")))
     };
     std::thread::scope(|s| {
         let first = s.spawn(move || update(first, "noise_a"));
@@ -230,9 +229,8 @@ fn backup(noise: &Noise) -> Result<NoiseReport> {
 fn long_update(noise: &Noise) -> Result<NoiseReport> {
     let culprit = Session::open(noise, Role::Culprit, "long UPDATE")?;
     let onset_ns = now_ns();
-    let actor = culprit.run(|c| {
-        c.query_drop(format!("UPDATE sbtest{C2_TABLES} SET k = k + 1, c = CONCAT(MD5(c), MD5(pad), SHA2(c, 256))"))
-    });
+    let actor = culprit
+        .run(|c| run(c, format!("UPDATE sbtest{C2_TABLES} SET k = k + 1, c = CONCAT(SHA2(c, 224), SHA2(pad, 224))")));
     Ok(NoiseReport { onset_ns, actors: vec![actor] })
 }
 
@@ -245,7 +243,7 @@ fn idle_in_transaction(noise: &Noise) -> Result<NoiseReport> {
             all(c, &["BEGIN", "UPDATE sbtest1 SET k = k + 1"])?;
             let _ = granted.send(now_ns());
             stay_idle(c, CULPRIT_HOLD)?;
-            c.query_drop("COMMIT")
+            run(c, "COMMIT")
         }))
     })?;
     Ok(NoiseReport { onset_ns, actors: vec![actor] })
@@ -267,7 +265,7 @@ fn two_tables(noise: &Noise) -> Result<NoiseReport> {
                 all(c, &["LOCK TABLES noise_c WRITE", "UPDATE noise_c SET n = n + 1"])?;
                 let _ = c_held.send(());
                 stay_idle(c, lasts.mul_f64(0.8))?;
-                c.query_drop("UNLOCK TABLES")
+                run(c, "UNLOCK TABLES")
             })
         });
         let heavy: Vec<_> = heavy
@@ -290,11 +288,11 @@ fn two_tables(noise: &Noise) -> Result<NoiseReport> {
         std::thread::sleep(Duration::from_secs(2));
         let (onset_ns, a) = onset(&at, "the holder of A", || {
             Ok(culprit.run(move |c| {
-                c.query_drop("LOCK TABLES group_a.sbtest1 WRITE")?;
+                run(c, "LOCK TABLES group_a.sbtest1 WRITE")?;
                 let _ = granted.send(now_ns());
                 // 10 s for about 1,000 rows.
-                c.query_drop("SELECT COUNT(*) FROM group_a.sbtest1 WHERE id <= 1000 AND SLEEP(0.01) = 0")?;
-                c.query_drop("UNLOCK TABLES")
+                run(c, "SELECT COUNT(*) FROM group_a.sbtest1 WHERE id <= 1000 AND SLEEP(0.01) = 0")?;
+                run(c, "UNLOCK TABLES")
             }))
         })?;
         let mut actors = vec![a, joined(c, "C")?];
@@ -314,18 +312,18 @@ fn queued_ddl(noise: &Noise) -> Result<NoiseReport> {
             report.run(|c| {
                 // A transaction that reads the table in several statements, as reports do: its metadata lock on the
                 // table stays until its end, and the work goes on for 10 s.
-                c.query_drop("START TRANSACTION WITH CONSISTENT SNAPSHOT")?;
+                run(c, "START TRANSACTION WITH CONSISTENT SNAPSHOT")?;
                 let until = now_ns() + CULPRIT_HOLD.as_nanos() as i64;
                 while now_ns() < until {
-                    c.query_drop("SELECT COUNT(DISTINCT MD5(CONCAT(c, pad))), SUM(k) FROM sbtest1 WHERE id > 4000")?;
+                    run(c, "SELECT COUNT(DISTINCT SHA2(CONCAT(c, pad), 224)), SUM(k) FROM sbtest1 WHERE id > 4000")?;
                 }
-                c.query_drop("COMMIT")
+                run(c, "COMMIT")
             })
         });
         std::thread::sleep(Duration::from_millis(500));
         // It waits from here on, and whoever comes later waits behind it.
         let onset_ns = now_ns();
-        let a = alter.run(|c| c.query_drop("ALTER TABLE sbtest1 ADD COLUMN note TEXT"));
+        let a = alter.run(|c| run(c, "ALTER TABLE sbtest1 ADD COLUMN note TEXT"));
         Ok(NoiseReport { onset_ns, actors: vec![a, joined(r, "report")?] })
     })
 }

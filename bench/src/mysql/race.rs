@@ -98,17 +98,17 @@ fn hogs_and_innocents(dir: &Path, statements: u64, mut rng: Rng, until_ns: i64) 
         let statement = if hog {
             // The row is locked when it is read and stays so through the work: up to about 10 ms, for every sixth up to
             // 100 ms. Only the long ones outlast a window and what is usual, and are cancelled.
-            let most = if rng.below(6) == 0 { 400_000 } else { 40_000 };
+            let most = if rng.below(6) == 0 { 200_000 } else { 20_000 };
             let work = rng.below(most);
-            format!("UPDATE race_hot SET n = n + 1 WHERE id = 1 AND BENCHMARK({work}, MD5(n)) = 0")
+            format!("UPDATE race_hot SET n = n + 1 WHERE id = 1 AND BENCHMARK({work}, SHA2(n, 256)) = 0")
         } else {
             match rng.below(3) {
                 0 => "SELECT 1".to_owned(),
-                1 => format!("DO BENCHMARK({}, MD5('x'))", rng.below(500)),
+                1 => format!("SELECT COUNT(*) FROM sbtest1 WHERE id <= {}", rng.below(500)),
                 _ => format!("SELECT c FROM sbtest1 WHERE id = {}", rng.below(1000)),
             }
         };
-        let Err(e) = client.query_drop(&statement) else {
+        let Err(e) = session::run(&mut client, &statement) else {
             continue;
         };
         let failure = session::failure(&e);
@@ -215,9 +215,10 @@ fn scoped(dir: &Path, target: &Target, statements: u64, mut rng: Rng, until_ns: 
         report.statements += 1;
         let expected = scope + step;
         target.scope.store(expected, Ordering::Release);
-        let work = if rng.below(4) == 0 { rng.below(5000) } else { rng.below(100) };
-        // The scope first, then work that a cancel can end.
-        match client.query_first::<(i64, i64), _>(format!("SELECT atropos_scope(), BENCHMARK({work}, MD5('x'))")) {
+        let rows = if rng.below(4) == 0 { rng.below(1000) } else { rng.below(50) };
+        // The scope, and work that looks at each row whether it is to end.
+        let count = format!("(SELECT COUNT(*) FROM sbtest1 WHERE id <= {rows} AND SHA2(c, 256) <> '')");
+        match client.query_first::<(i64, i64), _>(format!("SELECT atropos_scope(), {count}")) {
             Ok(row) => {
                 let (seen, _) = row.context("a SELECT without a row")?;
                 if seen != expected {

@@ -46,6 +46,18 @@ pub fn failure(error: &mysql::Error) -> Failure {
     }
 }
 
+/// Runs a statement and reads all it gives. (`query_drop` drops an error that comes after the first packet, as that of
+/// a SELECT which was killed while it ran.)
+pub fn run(client: &mut Conn, sql: impl AsRef<str>) -> Result<(), mysql::Error> {
+    let mut result = client.query_iter(sql)?;
+    while let Some(rows) = result.iter() {
+        for row in rows {
+            row?;
+        }
+    }
+    Ok(())
+}
+
 /// Sends nothing for `hold`, as a client that went away to think; returns early when the server ends the session.
 pub fn stay_idle(client: &mut Conn, hold: Duration) -> Result<(), mysql::Error> {
     let until = Instant::now() + hold;
@@ -59,7 +71,7 @@ pub fn stay_idle(client: &mut Conn, hold: Duration) -> Result<(), mysql::Error> 
         let ready = unsafe { libc::poll(&mut socket, 1, left.as_millis().clamp(1, 500) as i32) };
         if ready > 0 {
             // Unasked, the server only says that we are gone: the next command tells how.
-            return client.query_drop("DO 0");
+            return run(client, "DO 0");
         }
     }
 }

@@ -71,7 +71,7 @@ fn extra_rows(dataset: &Dataset) -> Option<String> {
     (dataset.extra_rows > 0).then(|| {
         format!(
             "INSERT INTO {schema}.sbtest{table} (id, k, c, pad) {series}
-             SELECT {rows} + i, {rows} + i, CONCAT(MD5(i), MD5(i + 1), MD5(i + 2)), MD5(i) FROM series"
+             SELECT {rows} + i, {rows} + i, CONCAT(SHA2(i, 224), SHA2(i + 1, 224)), SHA2(i, 224) FROM series"
         )
     })
 }

@@ -63,9 +63,11 @@ struct Atm_session {
   std::atomic<uint32_t> wait_type{0};      /* metadata: enum_mdl_type that is asked for */
   std::atomic<uint32_t> wait_conflicts{0}; /* metadata: bit set of granted types it waits for */
   std::atomic<uint32_t> wait_bars{0};      /* metadata: bit set of requested types that its request makes wait */
-  /* Rows: task of the session that holds them. Also written by the thread that passes a lock on. */
-  std::atomic<atropos_task_t> row_blocker{0};
-  std::atomic<uint64_t> row_blocker_id{0};
+  /* Rows: which session holds them, and its row_epoch then. Also written by the thread that passes a lock on. */
+  std::atomic<uint64_t> row_blocker_id{0}; /* 0: one that is not followed */
+  std::atomic<uint64_t> row_blocker_epoch{0};
+  /* Its own: counts the ends of commands that left no transaction open, and so no locked row. */
+  std::atomic<uint64_t> row_epoch{0};
 
   /* Written by the controller's thread under THD::LOCK_thd_data; `why` before `cancelled`, once for each scope. */
   std::atomic<uint64_t> cancelled{0}; /* the scope that was told to stop; 0: none */

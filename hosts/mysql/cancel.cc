@@ -3,8 +3,8 @@
  *
  * The server's own kill: THD::awake, as KILL QUERY calls it, which wakes whatever the session waits in. KILL itself has
  * no addressee but a connection and would hit the command that runs when it arrives. Here the scope that was decided
- * for is compared under LOCK_thd_data, which a session needs to end its command (trace.cc): as long as we hold the mutex
- * the command we kill is the one we mean, and a kill flag left over is cleared before the next one begins.
+ * for is compared under LOCK_thd_data, which a session needs to end its command (trace.cc): as long as we hold the
+ * mutex the command we kill is the one we mean, and a kill flag left over is cleared before the next one begins.
  *
  * A kill can be lost: the server forgets the flag after each statement, and a wait may begin between the look at the
  * flag and the sleep. The controller repeats the call while the scope stands; a repeat does the same again, no more.
@@ -47,9 +47,10 @@ static void write_reason(Atm_session *s, const atropos_cancel_request *request) 
     snprintf(what, sizeof what, "a %s", info.resource_name);
   const bool waits = s->wait.load(acquire) != ATM_WAIT_NONE && s->wait_instance.load(relaxed) == request->instance;
   snprintf(s->why, sizeof s->why,
-           "Query execution was interrupted by Atropos: it %s %s for %.0f ms while %u others waited (%s). Retry later, in "
-           "smaller steps or outside busy hours",
-           waits ? "was first in line for" : "held", what, static_cast<double>(info.held_ns) / 1e6, info.victims, info.resource_name);
+           "Query execution was interrupted by Atropos: it %s %s for %.0f ms while %u others waited (%s). Retry later, "
+           "in smaller steps or outside busy hours",
+           waits ? "was first in line for" : "held", what, static_cast<double>(info.held_ns) / 1e6, info.victims,
+           info.resource_name);
 }
 
 int atm_cancel(const atropos_cancel_request *request, void *) {

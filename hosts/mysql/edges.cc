@@ -3,8 +3,8 @@
  *
  * Called by the controller only while an overload is suspected. Metadata and row locks are answered from what the
  * sessions have noted themselves (Atm_session), without a latch of the server: two passes over all sessions, one for
- * those who wait and one for the tickets of what is waited for. The lock manager itself could not answer: a lock taken on
- * its fast path is only a counter there, and that is how running statements hold theirs.
+ * those who wait and one for the tickets of what is waited for. The lock manager itself could not answer: a lock taken
+ * on its fast path is only a counter there, and that is how running statements hold theirs.
  *
  * Waits for a flushed table are asked of the server, the way its deadlock detector does: who still uses the old version
  * stands in the table cache. They are rare, and asked for one step only.
@@ -171,9 +171,29 @@ static void add_flush_edges(Edges *edges, const Atm_session *waiter) {
   }
 }
 
+/* `rows` are the sessions that wait for rows. A waiter that has its row already but has not run since still looks as if
+   it waited; by then the blocker may run something innocent. Its epoch tells: the same as when it blocked, so it has not
+   given up its locks since. */
+static void add_row_edges(Edges *edges, const std::vector<const Atm_session *> &rows) {
+  using Named = std::pair<uint64_t, const Atm_session *>;
+  std::vector<Named> by_id;
+
+  if (rows.empty()) return;
+  for (const Atm_session *s = atm_sessions; s != nullptr; s = s->next) by_id.emplace_back(s->id, s);
+  std::sort(by_id.begin(), by_id.end());
+  for (const Atm_session *waiter : rows) {
+    const uint64_t id = waiter->row_blocker_id.load(acquire), epoch = waiter->row_blocker_epoch.load(relaxed);
+    const auto found = std::lower_bound(by_id.begin(), by_id.end(), Named{id, nullptr});
+    const Atm_session *b = id != 0 && found != by_id.end() && found->first == id ? found->second : nullptr;
+    const bool blocks = b != nullptr && b->row_epoch.load(acquire) == epoch;
+    edges->add(waiter, blocks ? b->task.load(relaxed) : 0, atm_row_lock, id, ATROPOS_EDGE_HOLDS);
+  }
+}
+
 size_t atm_edges(atropos_edge *list, size_t max, void *) try {
   Edges edges{list, max};
   std::vector<Wait> waits;
+  std::vector<const Atm_session *> rows;
   const std::lock_guard<std::mutex> guard(atm_sessions_lock);
 
   for (const Atm_session *s = atm_sessions; s != nullptr; s = s->next) {
@@ -186,13 +206,13 @@ size_t atm_edges(atropos_edge *list, size_t max, void *) try {
         add_flush_edges(&edges, s);
         break;
       case ATM_WAIT_ROW:
-        /* Asked now: it may have changed since the wait began. */
-        edges.add(s, s->row_blocker.load(relaxed), atm_row_lock, s->row_blocker_id.load(relaxed), ATROPOS_EDGE_HOLDS);
+        rows.push_back(s);
         break;
       default:
         break;
     }
   }
+  add_row_edges(&edges, rows);
   add_metadata_edges(&edges, &waits);
   return edges.n;
 } catch (const std::bad_alloc &) {

@@ -207,6 +207,7 @@ static void on_command_end(THD *thd) {
   s->in_transaction.store(in_transaction, relaxed);
   mysql_mutex_unlock(&thd->LOCK_thd_data);
   atm_explain_error(s);
+  if (!in_transaction) s->row_epoch.store(s->row_epoch.load(relaxed) + 1, release);
 
   if (s->holds_rows && !in_transaction) {
     atropos_task_free_resource(task, atm_row_lock, s->id, 1);
@@ -418,8 +419,8 @@ static void on_row_blocked(THD *waiter, THD *blocker) {
   Atm_session *s = waiter != nullptr ? session_here(waiter) : nullptr;
   if (s == nullptr) return;
   const Atm_session *b = blocker != nullptr ? atm_session_of(blocker) : nullptr;
-  s->row_blocker.store(b != nullptr ? b->task.load(relaxed) : 0, relaxed);
-  s->row_blocker_id.store(b != nullptr ? b->id : 0, relaxed);
+  s->row_blocker_epoch.store(b != nullptr ? b->row_epoch.load(relaxed) : 0, relaxed);
+  s->row_blocker_id.store(b != nullptr ? b->id : 0, release);
 }
 
 static void on_wait_begin(THD *thd, int wait_type) {

@@ -171,9 +171,9 @@ static void add_flush_edges(Edges *edges, const Atm_session *waiter) {
   }
 }
 
-/* `rows` are the sessions that wait for rows. A waiter that has its row already but has not run since still looks as if
-   it waited; by then the blocker may run something innocent. Its epoch tells: the same as when it blocked, so it has not
-   given up its locks since. */
+/* `rows` are the sessions that wait for rows. A waiter that has its row already but has not run since still looks as
+   if it waited; by then the blocker may run something innocent. Its epoch tells: the same as when it blocked, so it
+   has not given up its locks since. */
 static void add_row_edges(Edges *edges, const std::vector<const Atm_session *> &rows) {
   using Named = std::pair<uint64_t, const Atm_session *>;
   std::vector<Named> by_id;

@@ -7,10 +7,10 @@
  * Between requests the scope stays that of the last one and so do the holdings: that is how an idle transaction can be
  * told from the statement it will send next.
  *
- * A transaction is told as the holder of the rows it locks (instance: its CONNECTION_ID()), from the first table on that
- * it opens to write: InnoDB's lock table is far too busy to be followed lock by lock, and whoever waits for a row waits
- * for the end of the transaction, not of a lock. Readers that lock (LOCK IN SHARE MODE, SERIALIZABLE) are named by edges
- * alone.
+ * A transaction is told as the holder of the rows it locks (instance: its CONNECTION_ID()), from the first table on
+ * that it opens to write: InnoDB's lock table is far too busy to be followed lock by lock, and whoever waits for a row
+ * waits for the end of the transaction, not of a lock. Readers that lock (LOCK IN SHARE MODE, SERIALIZABLE) are named
+ * by edges alone.
  *
  * A THD's session hangs in the slot that the server keeps in each THD for each storage engine: two loads to read, no
  * lock, also from another session's thread (who waits under InnoDB's latches looks up whom it waits for). The slot
@@ -55,8 +55,8 @@ static constexpr auto release = std::memory_order_release;
 
 Atm_session *atm_session_of(THD *thd) { return static_cast<Atm_session *>(thd->get_ha_data(slot)->ha_ptr); }
 
-/* The session whose command this thread runs. The slots of all engines look empty while the server reads its dictionary in
-   an attachable transaction, but the metadata locks of those reads outlive it. */
+/* The session whose command this thread runs. The slots of all engines look empty while the server reads its
+   dictionary in an attachable transaction, but the metadata locks of those reads outlive it. */
 static thread_local Atm_session *in_command = nullptr;
 
 /* For calls by the session's own thread. */
@@ -114,7 +114,8 @@ static Atm_session *follow(THD *thd) {
   return s;
 }
 
-/* The connection has ended: rolled back, all locks given up. LOCK_thd_data, because cancel.cc finds sessions under it. */
+/* The connection has ended: rolled back, all locks given up. LOCK_thd_data, because cancel.cc finds sessions under
+   it. */
 static int on_close_connection(handlerton *, THD *thd) {
   Atm_session *s;
   mysql_mutex_lock(&thd->LOCK_thd_data);

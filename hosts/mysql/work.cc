@@ -30,7 +30,7 @@ uint64_t atm_rows_read(const THD *thd) {
          v.ha_read_prev_count + v.ha_read_rnd_count + v.ha_read_rnd_next_count;
 }
 
-/* Rows that the plan of a query block expects to read: those of each table, as often as the tables before it lead there. */
+/* Rows that the plan of a query block expects to read: those of each table, as often as those before it lead there. */
 static double rows_expected(const JOIN *join) {
   double rows = 0, before = 1;
   for (uint i = 0; i < join->primary_tables; i++) {

@@ -434,7 +434,7 @@ impl<'a> Job<'a> {
         File::create(&log)?;
         let include = dirs::workspace().join("include");
         let mut make = Command::new("make");
-        make.current_dir(&folder).args(&host.make_args);
+        make.current_dir(&folder).arg(format!("-j{}", self.jobs)).args(&host.make_args);
         make.arg(format!("LIBATROPOS={}", library.display())).arg(format!("ATROPOS_INCLUDE={}", include.display()));
         if host.built.is_none() {
             make.arg("install");

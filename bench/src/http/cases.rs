@@ -253,7 +253,7 @@ const MOD_QOS: &str = "/usr/lib/apache2/modules/mod_qos.so";
 pub fn means(mode: Mode, slots: u32) -> String {
     match mode {
         Mode::Timeouts => format!("{}; PHP: {}", TIMEOUTS.join(", "), PHP_TIMEOUTS.join(", ")),
-        Mode::ModQos => format!("Debian's libapache2-mod-qos with {}", qos(slots).join(", ")),
+        Mode::ModQos => format!("Debian's libapache2-mod-qos (with LoadFile libpcre.so.3) and {}", qos(slots).join(", ")),
         _ => String::new(),
     }
 }
@@ -266,6 +266,8 @@ fn add_peer(config: &mut Config, mode: Mode) -> Result<()> {
         }
         Mode::ModQos => {
             ensure!(Path::new(MOD_QOS).exists(), "there is no {MOD_QOS}: apt-get install libapache2-mod-qos");
+            // The package's module calls PCRE 1 and does not name it: alone it does not load into Debian's own httpd.
+            config.directives.push("LoadFile libpcre.so.3".into());
             config.directives.push(format!("LoadModule qos_module \"{MOD_QOS}\""));
             config.directives.extend(qos(config.slots()));
         }

@@ -65,13 +65,13 @@ fn remove_work(work: &Path) -> Result<()> {
     dirs::make(work.parent().expect("lies in check/").to_path_buf()).map(drop)
 }
 
-/// Gives all of `work` to the server user.
-fn give_away(work: &Path) -> Result<()> {
+/// Gives `work` to the server user; `how`: further options of chown.
+fn give_away(work: &Path, how: &[&str]) -> Result<()> {
     if !dirs::is_root() {
         return Ok(());
     }
     let owner = format!("{0}:{0}", dirs::SERVER_USER);
-    run("chown", [OsStr::new("-R"), owner.as_ref(), work.as_ref()])
+    run("chown", how.iter().map(OsStr::new).chain([owner.as_ref(), work.as_ref()]))
 }
 
 fn run<'a>(program: &str, args: impl IntoIterator<Item = &'a OsStr>) -> Result<()> {

@@ -145,7 +145,11 @@ fn lay_out(tree: &Path, prefix: &Path, work: &Path) -> Result<()> {
         dirs::make(path.parent().expect("has a parent").to_path_buf())?;
         std::fs::write(path, text)?;
     }
-    super::give_away(&dirs::make(work.join("var"))?)
+    // The files below are links to ours: the folders alone are given away. In bin/ the driver describes components.
+    for folder in ["var", "bin", "lib/plugin"] {
+        super::give_away(&dirs::make(work.join(folder))?, &[])?;
+    }
+    Ok(())
 }
 
 fn link_or_copy(from: &Path, into: &Path) -> Result<()> {

@@ -196,7 +196,7 @@ fn copy_suite(from: &Path, work: &Path) -> Result<()> {
     }
     super::remove_work(work)?;
     super::run("cp", ["-a".as_ref(), from.as_ref(), work.as_ref()])?;
-    super::give_away(work)
+    super::give_away(work, &["-R"])
 }
 
 #[cfg(test)]

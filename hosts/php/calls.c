@@ -19,8 +19,8 @@ static int slot = -1;
 
 /* These only compute. "standard" is searched by name. */
 static const char *const computing[] = {
-	"Core", "atropos", "bcmath", "calendar", "ctype", "date", "filter", "gmp", "hash", "iconv", "json", "mbstring", "pcre",
-	"random", "Reflection", "standard", "tokenizer", NULL
+	"Core", "atropos", "bcmath", "calendar", "ctype", "date", "filter", "gmp", "hash", "iconv", "json", "mbstring",
+	"pcre", "random", "Reflection", "standard", "tokenizer", NULL
 };
 
 /* Of "standard". A * at the end matches the rest. */
@@ -124,8 +124,8 @@ void atp_calls_install(void)
 {
 	slot = zend_get_resource_handle("atropos");
 	if (slot < 0) {
-		zend_error(E_CORE_WARNING, "atropos: other extensions took all slots of functions: a script that was woken from a "
-			"call stops later, at its next jump or function entry");
+		zend_error(E_CORE_WARNING, "atropos: other extensions took all slots of functions: a script that was woken "
+			"from a call stops later, at its next jump or function entry");
 		return;
 	}
 	for_all(wrap);

@@ -1,9 +1,9 @@
 /*
  * What a script may be waiting in: sockets it opened, its own client. SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * PHP's socket streams wait again when a signal ends their poll. So a stream tells which socket it reads or writes just
- * now; the canceller shuts that down, and only while the call lasts. The server's connection to the client retries, too,
- * but is mod_atropos's to act on: there it is only told which way the script waits.
+ * PHP's socket streams wait again when a signal ends their poll. So a stream tells which socket it reads or writes
+ * just now; the canceller shuts that down, and only while the call lasts. The server's connection to the client retries,
+ * too, but is mod_atropos's to act on: there it is only told which way the script waits.
  */
 #include "php_atropos.h"
 
@@ -179,7 +179,7 @@ static size_t (*own_ub_write)(const char *str, size_t str_length);
 static void (*own_flush)(void *server_context);
 static size_t (*own_read_post)(char *buffer, size_t count_bytes);
 
-/* Nothing is undone when the call bails out (the client is gone): the next one sets it anew, a late reader is harmless. */
+/* Not undone when the call bails out (the client is gone): whoever then reads it late cuts what is cut already. */
 static void set_client_io(int what)
 {
 	zend_atropos_globals *self = ZEND_MODULE_GLOBALS_BULK(atropos);

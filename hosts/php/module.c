@@ -190,7 +190,8 @@ static PHP_MINFO_FUNCTION(atropos)
 		snprintf(text, sizeof(text), "followed, token %" PRIu64, self->token);
 		php_info_print_table_row(2, "This request", text);
 	} else {
-		php_info_print_table_row(2, "This request", self->request != NULL ? "traced, cannot be stopped" : "not followed");
+		php_info_print_table_row(2, "This request",
+			self->request != NULL ? "traced, cannot be stopped" : "not followed");
 	}
 	php_info_print_table_end();
 	DISPLAY_INI_ENTRIES();

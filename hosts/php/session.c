@@ -143,7 +143,7 @@ static ZEND_INI_MH(on_modify)
 	return result;
 }
 
-/* A session that starts by itself (session.auto_start) does so in the same breath as the choice; here it comes after. */
+/* A session that starts by itself (session.auto_start) does so right after the choice; here it comes after ours. */
 static zend_result on_request_startup(INIT_FUNC_ARGS)
 {
 	bool auto_start = PS(auto_start);

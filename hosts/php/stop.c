@@ -1,9 +1,9 @@
 /*
  * How a script is told to stop, and what its client gets. SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Nothing can be done to a script from outside but to make it look up: its interrupt flag is set, which the engine reads
- * at function entries and jumps, and whatever blocks it is woken: a signal where the system call ends with EINTR, a
- * shutdown of the socket where PHP would retry. The script's own thread then asks whether the cancel is meant for its
+ * Nothing can be done to a script from outside but to make it look up: its interrupt flag is set, which the engine
+ * reads at function entries and jumps, and whatever blocks it is woken: a signal where the system call ends with EINTR,
+ * a shutdown of the socket where PHP would retry. The script's own thread then asks whether the cancel is meant for its
  * present request, answers, and unwinds as exit() does.
  *
  *   running --1st cancel--> told: answer, unwind; shutdown functions and destructors run
@@ -133,8 +133,8 @@ static void add_header(const char *line)
 static void answer_client(zend_atropos_globals *self)
 {
 	static const char page[] =
-		"<!DOCTYPE html>\n<html><head><title>503 Service Unavailable</title></head>\n<body><h1>Service Unavailable</h1>\n"
-		"<p>The server stopped this request because it kept others from being served. Please try again later.</p>\n"
+		"<!DOCTYPE html>\n<html><head><title>503 Service Unavailable</title></head>\n"
+		"<body><h1>Service Unavailable</h1>\n<p>The server stopped this request because it kept others from being served. Please try again later.</p>\n"
 		"</body></html>\n";
 
 	if (!SG(headers_sent) && !SG(request_info).no_headers) {

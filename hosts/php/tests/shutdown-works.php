@@ -1,5 +1,5 @@
 <?php
-// Shutdown functions and destructors have their say, undisturbed by repeated cancels. Their output does not reach the client.
+// Shutdown functions and destructors have their say, undisturbed by repeated cancels. Their output goes nowhere.
 class Note
 {
     public function __construct(public string $file)

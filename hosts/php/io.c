@@ -2,8 +2,8 @@
  * What a script may be waiting in: sockets it opened, its own client. SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * PHP's socket streams wait again when a signal ends their poll. So a stream tells which socket it reads or writes
- * just now; the canceller shuts that down, and only while the call lasts. The server's connection to the client retries,
- * too, but is mod_atropos's to act on: there it is only told which way the script waits.
+ * just now; the canceller shuts that down, and only while the call lasts. The server's connection to the client waits
+ * again, too, but is mod_atropos's to act on: there it is only told which way the script waits.
  */
 #include "php_atropos.h"
 

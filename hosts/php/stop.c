@@ -134,7 +134,8 @@ static void answer_client(zend_atropos_globals *self)
 {
 	static const char page[] =
 		"<!DOCTYPE html>\n<html><head><title>503 Service Unavailable</title></head>\n"
-		"<body><h1>Service Unavailable</h1>\n<p>The server stopped this request because it kept others from being served. Please try again later.</p>\n"
+		"<body><h1>Service Unavailable</h1>\n"
+		"<p>The server stopped this request because it kept others from being served. Please try again later.</p>\n"
 		"</body></html>\n";
 
 	if (!SG(headers_sent) && !SG(request_info).no_headers) {

@@ -174,6 +174,9 @@ impl Collector {
         for (index, slot) in region.tasks().iter().take(used).enumerate() {
             let word = slot.state.load(Acquire);
             let live = word & 3 == ACTIVE;
+            // Before everything else of the task: what is read after it may be of a later scope already, and then a cancel
+            // that names this one is void. The other way round it would hit a request for what the one before it did.
+            let scope = slot.scope.load(Acquire);
             self.completions += slot.completions.load(Relaxed);
             let start = slot.request_start_ns.load(Acquire);
             let in_request = live && start != 0 && start >= since_ns;
@@ -194,7 +197,6 @@ impl Collector {
             }
             let trace = self.read_trace(region, &slot.trace, since_ns);
             add_running(&trace, now_ns, &mut totals);
-            let scope = slot.scope.load(Acquire);
             let mut view = TaskView {
                 id: crate::region::tasks::handle_of(index, word),
                 key: slot.key.load(Relaxed),
@@ -582,6 +584,39 @@ mod tests {
             late.classes.iter().all(|c| c.in_flight_age_ns.is_empty()),
             "an observation that is not repeated is out of date"
         );
+    }
+
+    /// A request that held nothing must never be shown with what the one before it on the same session held.
+    #[test]
+    fn holdings_are_never_shown_under_a_later_scope() {
+        let (r, me, lock) = setup();
+        let task = r.begin_task(me, 1, 0).unwrap();
+        let slot = r.task(task).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    r.begin_request(slot, 0);
+                    // What is held is named after the scope that holds it.
+                    let scope = slot.scope.load(Relaxed);
+                    slot.trace.acquire(r.now_ns(), 0, lock, scope, 1);
+                    slot.trace.release(r.now_ns(), lock, scope, 1);
+                    r.end_request(slot, 0);
+                }
+            });
+            let mut c = Collector::default();
+            let (mut shown, mut wrong) = (0, None);
+            for i in 0..20_000 {
+                let w = c.window(&r, r.now_ns() + i, 100 * MS, true);
+                for h in &w.tasks[0].holdings {
+                    shown += 1;
+                    wrong = wrong.or((h.instance < w.tasks[0].scope).then_some((w.tasks[0].scope, *h)));
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(shown > 0, "the race was never met");
+            assert!(wrong.is_none(), "scope and what it was shown with: {wrong:?}");
+        });
     }
 
     #[test]

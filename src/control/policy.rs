@@ -10,7 +10,7 @@
 
 use super::estimator::{Candidate, Estimate, ResourceEstimate, Role, Use};
 use super::graph::LONG_TURNOVERS;
-use super::window::{ResourceId, ResourceKind, TaskId, TaskView, Window};
+use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
@@ -314,8 +314,10 @@ impl<'a> Chooser<'a> {
             }
             frees = true;
             let contends = self.open(r);
-            // Nobody who has a lock for about as long as everybody has it monopolises it.
-            let usual_ns = self.window.resources.get(r).map_or(0, |w| w.usual_hold_ns.saturating_mul(USUAL_TIMES));
+            // Nobody who has a lock for about as long as everybody has it monopolises it: as long as in calm times, or as
+            // now that all are slow (a starved CPU).
+            let usual = |w: &ResourceWindow| w.usual_hold_ns.max(w.turnover_ns).saturating_mul(USUAL_TIMES);
+            let usual_ns = self.window.resources.get(r).map_or(0, usual);
             // The head of a queue has barred it only since it came, while what it waits for has been held all along: by the
             // same measure the holder would always qualify first, and go though ending the head loses nothing.
             let min_ns = match u.role {

@@ -112,8 +112,8 @@ fn counts(w: &Window, u: &Use, min_ns: u64) -> bool {
     let r = w.resources.iter().find(|r| r.id == u.resource).unwrap();
     let least_ns = match u.role {
         Role::Bars => min_ns / 5,
-        Role::Occupies => min_ns.max(r.usual_hold_ns * 5).max(r.turnover_ns * 10).max(200 * MS),
-        Role::Holds | Role::Through => min_ns.max(r.usual_hold_ns * 5),
+        Role::Occupies => min_ns.max(r.usual_hold_ns.max(r.turnover_ns) * 5).max(r.turnover_ns * 10).max(200 * MS),
+        Role::Holds | Role::Through => min_ns.max(r.usual_hold_ns.max(r.turnover_ns) * 5),
     };
     u.usage_ns >= least_ns && u.gain_ns >= min_ns as f64
 }

@@ -334,6 +334,8 @@ fn who_holds_a_lock_for_about_as_long_as_everybody_is_no_culprit() {
     assert!(s.picked().is_empty());
     s.window.resources[0].usual_hold_ns = 20 * MS;
     assert_eq!(s.picked(), [1]);
+    s.window.resources[0].turnover_ns = 30 * MS;
+    assert!(s.picked().is_empty(), "all are slow now");
 }
 
 #[test]

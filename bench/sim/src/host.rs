@@ -940,3 +940,106 @@ impl Host {
         edges
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No request arrives as long as the tests last: only what the test puts in.
+    fn spec(cores: f64, long: Vec<(Act, u64, u64)>) -> Arc<Spec> {
+        let class = ClassSpec { share: 1.0, cpu_ns: 1e6, sigma: 0.0, delay_ns: 0.0, late_ns: MS };
+        let long = long.into_iter().map(|(act, start_ms, duration_ms)| LongTask {
+            act,
+            start_ns: start_ms * MS,
+            duration_ns: duration_ms * MS,
+            busy: false,
+            class: 0,
+            reaction_ns: 0,
+            undo: 0.0,
+            resubmits: 0,
+        });
+        Arc::new(Spec {
+            seed: 1,
+            cores,
+            sessions: 4,
+            workers: 1,
+            hidden_backlog: false,
+            tables: 2,
+            hot_share: 0.0,
+            write_share: 0.0,
+            write_mode: Mode::WriteRows,
+            classes: vec![class],
+            pool: Some(PoolSpec { capacity: 1000, hot: 600, touch: 10, io_ns: MS, disks: 1 }),
+            rate_per_s: 1e-4,
+            shapes: Vec::new(),
+            slow: None,
+            timeout_ns: 0,
+            long: long.collect(),
+        })
+    }
+
+    fn busy_at(host: &mut Host, ms: u64) -> Vec<usize> {
+        host.run(ms * MS, &mut NoTap);
+        host.long_sessions().into_iter().map(|s| s - 4).collect()
+    }
+
+    #[test]
+    fn processors_are_shared() {
+        let two = || vec![(Act::Cpu, 0, 100), (Act::Cpu, 0, 100)];
+        assert_eq!(busy_at(&mut Host::new(spec(2.0, two())), 101), [] as [usize; 0]);
+        let mut one = Host::new(spec(1.0, two()));
+        assert_eq!(busy_at(&mut one, 199), [0, 1]);
+        assert_eq!(busy_at(&mut one, 201), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn nobody_passes_a_waiting_exclusive_and_writers_pass_each_other() {
+        let lock = |mode| Act::Lock { table: 0, mode };
+        let long = vec![
+            (lock(Mode::WriteRows), 0, 100),
+            (lock(Mode::WriteRows), 10, 20),
+            (lock(Mode::Exclusive), 40, 50),
+            (lock(Mode::ReadRows), 50, 10),
+            (Act::Lock { table: 1, mode: Mode::Exclusive }, 50, 10),
+        ];
+        let mut host = Host::new(spec(4.0, long));
+        assert_eq!(busy_at(&mut host, 35), [0], "the second writer did not wait");
+        assert_eq!(busy_at(&mut host, 70), [0, 2, 3], "the reader waits behind the exclusive one");
+        let edges: Vec<_> = host.who_blocks().iter().map(|e| (e.waiter - 4, e.blocker - 4, e.holds)).collect();
+        assert_eq!(edges, [(2, 0, true), (3, 2, false)]);
+        assert_eq!(busy_at(&mut host, 140), [2, 3]);
+        assert_eq!(busy_at(&mut host, 155), [3]);
+        assert_eq!(busy_at(&mut host, 165), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn a_copy_without_the_holder_goes_on_and_the_original_does_not() {
+        let lock = Act::Lock { table: 0, mode: Mode::Exclusive };
+        let mut host = Host::new(spec(4.0, vec![(lock, 0, 100), (lock, 1, 10)]));
+        host.run(20 * MS, &mut NoTap);
+        let mut copy = host.without(&[4]);
+        assert_eq!(busy_at(&mut copy, 31), [] as [usize; 0]);
+        assert_eq!(busy_at(&mut host, 31), [0, 1]);
+        host.cancel(4);
+        assert_eq!(busy_at(&mut host, 42), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn pages_are_neither_lost_nor_made() {
+        let pages = |h: &Host| h.cold + h.cached_hot + h.sessions.iter().map(|s| s.scanned).sum::<u64>();
+        let fill = |pages| Act::Pool { pages, fill_ns: 50 * MS };
+        let mut host = Host::new(spec(4.0, vec![(fill(500), 0, 100), (fill(700), 0, 50)]));
+        host.run(60 * MS, &mut NoTap);
+        assert_eq!((pages(&host), host.cached_hot), (1000, 0), "both together want more than there is");
+        assert_eq!(busy_at(&mut host, 200), [] as [usize; 0]);
+        assert_eq!((pages(&host), host.cold), (1000, 1000));
+    }
+
+    #[test]
+    fn a_worker_serves_one_at_a_time() {
+        let mut host = Host::new(spec(4.0, vec![(Act::Worker, 0, 100), (Act::Worker, 1, 100)]));
+        assert_eq!(busy_at(&mut host, 150), [1]);
+        assert!(host.progress(5) > 0.4 && host.progress(5) < 0.6);
+        assert_eq!(busy_at(&mut host, 201), [] as [usize; 0]);
+    }
+}

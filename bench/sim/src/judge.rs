@@ -1,10 +1,10 @@
 //! What was really the matter, by the model's own counterfactuals: copies of the host, with tasks taken out, run on
 //! without any controller.
 //!
-//! - The host is *overloaded* at a moment if more than [`LATE`] of the requests that arrive in the second after it might
-//!   have recovered are late. To recover it may take a quarter of a second, and the time to serve what has piled up and
-//!   to read the buffer pool anew.
-//!   (A request is late over the objective: the one given, or a fifth over the p99 of a clean run.)
+//! - The host is *overloaded* at a moment if more than [`LATE`] of the requests are late that arrive in the second
+//!   after it might have recovered. To recover it may take a quarter of a second, and the time to serve what has piled
+//!   up and to read the buffer pool anew. (A request is late over the objective: the one given, or a fifth over the
+//!   p99 of a clean run.)
 //! - A task is a *culprit* at a moment if the host is overloaded and the task is pivotal: there are other long tasks
 //!   without which (none of them, some or all) the host would still be overloaded, but not if this one were gone too.
 //!   With a single culprit that is "its end ends the overload"; of several equal ones, each.
@@ -86,8 +86,8 @@ impl Moment {
         [others.clone(), others.into_iter().rev().collect()].iter().any(|order| self.pivotal(session, order))
     }
 
-    /// The fewest of `order` (from its beginning) without which, and without `session`, the overload ends: does it go on
-    /// without them alone?
+    /// The fewest of `order` (from its beginning) without which, and without `session`, the overload ends: does it go
+    /// on without them alone?
     fn pivotal(&mut self, session: usize, order: &[usize]) -> bool {
         let with = |n: usize| [&order[..n], &[session]].concat();
         let (mut low, mut high) = (0, order.len());
@@ -229,4 +229,99 @@ fn missed(moments: &mut [(Vec<Task>, Option<Moment>)], picked: &[Task]) -> Vec<u
     }
     missed.sort_unstable();
     missed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::{Ablation, Progress, Terms};
+    use crate::host::{Act, ClassSpec, LongTask, Mode, Spec};
+    use crate::scenario::Family;
+    use atropos::config::Config;
+    use std::sync::Arc;
+
+    /// 500 requests a second on four processors, all on one table, and these long tasks from 7 s on.
+    fn with(acts: &[Act]) -> Scenario {
+        let long = |&act: &Act| LongTask {
+            act,
+            start_ns: 7 * SECOND,
+            duration_ns: 5 * SECOND,
+            busy: false,
+            class: 1,
+            reaction_ns: 5 * MS,
+            undo: 0.0,
+            resubmits: 0,
+        };
+        let class = ClassSpec { share: 1.0, cpu_ns: 2e6, sigma: 0.3, delay_ns: 0.0, late_ns: 10 * MS };
+        let spec = Spec {
+            seed: 5,
+            cores: 4.0,
+            sessions: 60,
+            workers: 0,
+            hidden_backlog: false,
+            tables: 1,
+            hot_share: 1.0,
+            write_share: 0.0,
+            write_mode: Mode::WriteRows,
+            classes: vec![class],
+            pool: None,
+            rate_per_s: 500.0,
+            shapes: Vec::new(),
+            slow: None,
+            timeout_ns: 0,
+            long: acts.iter().map(long).collect(),
+        };
+        let terms = Terms { config: Config::default(), progress: Progress::Exact, edges: false, seed: 5 };
+        Scenario { family: Family::LockOne, spec: Arc::new(spec), terms, end_ns: 10 * SECOND }
+    }
+
+    fn culprits(s: &Scenario) -> Vec<usize> {
+        let mut host = Host::new(s.spec.clone());
+        host.run(8 * SECOND, &mut NoTap);
+        let mut moment = Moment::new(&host);
+        (0..s.spec.long.len()).filter(|&i| moment.is_culprit(host.session_of(i))).collect()
+    }
+
+    const HOLDER: Act = Act::Lock { table: 0, mode: Mode::Exclusive };
+    const READER: Act = Act::Lock { table: 0, mode: Mode::ReadRows };
+
+    #[test]
+    fn who_holds_what_all_need_is_the_culprit_and_who_is_beside_it_is_not() {
+        assert_eq!(culprits(&with(&[HOLDER, Act::Harmless])), [0]);
+        assert_eq!(culprits(&with(&[READER, Act::Harmless])), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn either_of_an_alter_and_the_reader_before_it_ends_the_stall() {
+        assert_eq!(culprits(&with(&[READER, Act::Alter { table: 0, work_ns: 5 * MS }])), [0, 1]);
+    }
+
+    #[test]
+    fn nobody_is_the_culprit_of_too_many_requests() {
+        let mut s = with(&[Act::Harmless]);
+        Arc::make_mut(&mut s.spec).rate_per_s = 3000.0;
+        assert_eq!(culprits(&s), [] as [usize; 0]);
+        assert_eq!(truth(&s).kind, Kind::Regular);
+    }
+
+    #[test]
+    fn the_library_and_the_copy_of_its_loop_cancel_the_holder() {
+        let s = with(&[HOLDER, Act::Harmless]);
+        assert_eq!(truth(&s).kind, Kind::Resource);
+        let (library, copy) =
+            (verdict(&s, Loop::Library).unwrap(), verdict(&s, Loop::Copy(Ablation::Nothing)).unwrap());
+        let picked: Vec<(usize, bool)> = library.picks.iter().map(|p| (p.session, p.right)).collect();
+        assert_eq!((picked, library.missed), (vec![(60, true)], vec![]));
+        assert_eq!(library.acts.cancels, copy.acts.cancels);
+        assert!(library.picks[0].after_ns.unwrap() < 500 * MS);
+    }
+
+    #[test]
+    fn a_culprit_that_nobody_picks_is_missed() {
+        let mut s = with(&[HOLDER]);
+        s.terms.config.min_relief = 1.0;
+        s.end_ns = 14 * SECOND;
+        let v = verdict(&s, Loop::Library).unwrap();
+        assert_eq!((v.picks.len(), v.missed), (0, vec![60]));
+    }
 }

@@ -78,7 +78,7 @@ fn smoke(seed: u64) -> Result<()> {
     let runs = study::main_study(seed, &indices).map_err(|e| anyhow!(e))?;
     let sums = study::Sums::of(&runs);
     println!(
-        "{} scenarios, {} incidents: {} cancels, {} right, {} culprits missed, {} false positives, late requests {:.0}%",
+        "{} scenarios, {} incidents: {} cancels, {} right; {} culprits missed; {} false positives; {:.0}% of late left",
         sums.runs,
         sums.incidents,
         sums.picks,

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Scenarios in each cell of the lesser studies.
-const PART: usize = 700;
-const SWEEP_PART: usize = 250;
+const PART: usize = 500;
+const SWEEP_PART: usize = 150;
 /// Wrong decisions that the report tells one by one.
 const TOLD: usize = 12;
 
@@ -152,11 +152,12 @@ fn head(
     }
     let _ = writeln!(
         t,
-        "\nIn {} incidents: {:.2} cancels each; the first right one {:.0} ms (median; p95 {:.0} ms) after the culprit had \
-         got what it monopolised; time in overload {:.0} ms (median; p95 {:.0} ms) instead of {:.0} ms (p95 {:.0} ms); \
-         {:.1}% of the late requests of a run without a controller were left; {:.2} s of work lost each.\n\n\
-         Ablations need the controller's loop to be opened up, so they run in a copy of it around the same stages. With \
-         nothing taken away the copy cancelled otherwise than the library in {different} of {compared} scenarios.\n",
+        "\nIn {} incidents: {:.2} cancels each; the first right one {:.0} ms (median; p95 {:.0} ms) after the culprit \
+         had got what it monopolised; time in overload {:.0} ms (median; p95 {:.0} ms) instead of {:.0} ms (p95 \
+         {:.0} ms); {:.1}% of the late requests of a run without a controller were left; {:.2} s of work lost each.\n\n\
+         Ablations need the controller's loop to be opened up, so they run in a copy of it around the same stages. \
+         With nothing taken away the copy cancelled otherwise than the library in {different} of {compared} \
+         scenarios.\n",
         all.incidents,
         all.cancels as f64 / all.incidents.max(1) as f64,
         quantile(&all.first_ms, 0.5),

@@ -253,7 +253,9 @@ const MOD_QOS: &str = "/usr/lib/apache2/modules/mod_qos.so";
 pub fn means(mode: Mode, slots: u32) -> String {
     match mode {
         Mode::Timeouts => format!("{}; PHP: {}", TIMEOUTS.join(", "), PHP_TIMEOUTS.join(", ")),
-        Mode::ModQos => format!("Debian's libapache2-mod-qos (with LoadFile libpcre.so.3) and {}", qos(slots).join(", ")),
+        Mode::ModQos => {
+            format!("Debian's libapache2-mod-qos (with LoadFile libpcre.so.3) and {}", qos(slots).join(", "))
+        }
         _ => String::new(),
     }
 }

@@ -557,7 +557,7 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     let others = Mutex::new(BTreeMap::<String, u64>::new());
     // Most hang in some way, the last is done at once: a cancel that comes too late for one must not hit the next.
     const SCRIPTS: &[&str] =
-        &["usleep", "accept", "buffered", "headers-sent", "fsockopen", "exception", "shutdown-works", "busy", "quick"];
+        &["usleep", "accept", "buffered", "headers-sent", "fsockopen", "fiber", "shutdown-works", "busy", "quick"];
     // Clients that ask for scripts of all kinds until `until` of them were stopped.
     let batch = |until: u64| -> Result<()> {
         let load = load::start(server.address, &[statics(2)], seed)?;
@@ -605,7 +605,12 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     let told = told_labels(&server)?;
     let labels = labels.into_inner().unwrap_or_else(PoisonError::into_inner);
     let wrong: Vec<_> = labels.iter().filter(|l| !told.contains(*l)).collect();
-    ensure!(wrong.is_empty(), "{} were stopped though nobody decided so: {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
+    ensure!(
+        wrong.is_empty(),
+        "{} were stopped though nobody decided so: {:?}",
+        wrong.len(),
+        &wrong[..wrong.len().min(5)]
+    );
     let seen = format!("before: {} [{}]; after: {} [{}]", before.0, before.1, after.0, after.1);
     ensure!(
         (before.0.processes, before.0.threads, before.0.descriptors, &before.1)

@@ -3,7 +3,6 @@
 //! Totals in the slots only ever grow, so a window is the difference of two samples; what is running is counted up to
 //! the sample's time. Samples are taken every quarter of a window and the window slides over them.
 
-use super::graph::scale;
 use super::histogram::{Histogram, BUCKETS};
 use super::window::*;
 use crate::primitive::Ordering::{Acquire, Relaxed};
@@ -53,8 +52,6 @@ pub struct Collector {
 #[derive(Clone, Copy, Default)]
 struct Usual {
     hold_ns: u64,
-    /// Thousandths of a server, on average.
-    occupied_milli: u64,
     /// Totals when it was last looked at.
     total_hold_ns: u64,
     total_acquired: u64,
@@ -98,7 +95,7 @@ impl Collector {
             return false;
         }
         let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
-        let elapsed_ns = now_ns - std::mem::replace(&mut self.usual_at_ns, now_ns);
+        self.usual_at_ns = now_ns;
         let mut totals = Totals::default();
         let tasks = region.tasks().iter().take(region.header().tasks_used.load(Acquire) as usize).map(|t| &t.trace);
         let workers = region.workers().iter().take(region.header().workers_used.load(Acquire) as usize);
@@ -110,16 +107,13 @@ impl Collector {
             if skip || acquired < USUAL_LEAST {
                 continue;
             }
+            let average = held_ns / acquired;
             // A quarter of the new: a single odd second does not move it far.
-            let learn =
-                |known: &mut u64, new: u64| *known = if *known == 0 { new } else { *known - *known / 4 + new / 4 };
-            learn(&mut usual.hold_ns, held_ns / acquired);
-            learn(&mut usual.occupied_milli, scale(held_ns, 1000, elapsed_ns));
+            usual.hold_ns = if usual.hold_ns == 0 { average } else { usual.hold_ns - usual.hold_ns / 4 + average / 4 };
         }
         for (id, entry) in region.header().registered() {
             let usual = &self.usual[id as usize];
             entry.usual_hold_ns.store(usual.hold_ns, Relaxed);
-            entry.usual_occupied_milli.store(usual.occupied_milli, Relaxed);
         }
         true
     }
@@ -129,7 +123,6 @@ impl Collector {
         for (id, entry) in region.header().registered() {
             let usual = &mut self.usual[id as usize];
             usual.hold_ns = entry.usual_hold_ns.load(Relaxed);
-            usual.occupied_milli = entry.usual_occupied_milli.load(Relaxed);
         }
     }
 
@@ -293,7 +286,6 @@ impl Collector {
                     usual_hold_ns: self.usual[id as usize].hold_ns,
                     turnover_ns: hold_ns.saturating_sub(running_ns[id as usize]).checked_div(acquired).unwrap_or(0),
                     servers: entry.servers.load(Relaxed),
-                    usual_occupied_milli: self.usual[id as usize].occupied_milli,
                     acquired,
                     evicted: grown(now.evicted, before.evicted),
                     untracked_waiting,
@@ -654,7 +646,6 @@ mod tests {
         assert_eq!(c.usual[lock as usize].hold_ns, 0, "not yet");
         c.learn_usual(&r, t0 + 1000 * MS, false);
         assert_eq!(c.usual[lock as usize].hold_ns, 10 * MS);
-        assert_eq!(c.usual[lock as usize].occupied_milli, 500, "50 times 10 ms in a second");
         for i in 0..50 {
             trace.acquire(t0 + 1000 * MS, 0, lock, i, 1);
             trace.release(t0 + 1900 * MS, lock, i, 1);

@@ -317,6 +317,9 @@ impl Controller {
             self.overloaded = false;
             return;
         }
+        if !signal.breached {
+            return; // on its way out of it: nobody is late just now
+        }
         if self.awaits_effect() || self.observing(region) {
             return;
         }

@@ -79,6 +79,9 @@ pub struct Use {
     pub usage: u64,
     /// For how long it has used it, ns (MEMORY: how long its work has lasted).
     pub usage_ns: u64,
+    /// For how long those who run and hold up a queue's head have used it, at most, ns; of other roles the same as
+    /// `usage_ns`.
+    pub behind_ns: u64,
     /// Resource gain in the unit of `usage`; finite, > 0.
     pub gain: f64,
     /// The same as time, ns: comparable over resources before weighing by `share`.
@@ -154,7 +157,9 @@ fn completed_fraction(task: &TaskView, params: &EstimatorParams) -> Option<f64> 
     if !task.in_request {
         return None; // idle: its last report says nothing about when the client will end it
     }
-    if let Some((done, total)) = task.progress.filter(|p| p.1 > 0) {
+    // Past what was expected the expectation was wrong, and nothing is known: else whoever was underestimated would
+    // count as done, and be safe for ever.
+    if let Some((done, total)) = task.progress.filter(|p| p.0 < p.1) {
         return Some((done as f64 / total as f64).clamp(0.01, 0.99));
     }
     let usual = *params.class_duration_ns.get(&task.class)?;
@@ -385,16 +390,21 @@ impl Estimate {
             if !blames || relief.fallen.binary_search(&b).is_err() {
                 continue;
             }
-            let (role, (usage, gain)) = match kind {
+            let waited = g.longest_wait_ns(b);
+            let (role, (usage, gain, behind_ns)) = match kind {
                 EdgeKind::Queued if g.blocked[t as usize] => (Role::Bars, g.inherited(t, &held)),
-                EdgeKind::Queued => (Role::Bars, (g.longest_wait_ns(b), g.longest_wait_ns(b) as f64 * ahead(t))),
-                EdgeKind::Holds => (Role::Holds, held(t, b)),
+                EdgeKind::Queued => (Role::Bars, (waited, waited as f64 * ahead(t), waited)),
+                EdgeKind::Holds => {
+                    let (usage, gain) = held(t, b);
+                    (Role::Holds, (usage, gain, usage))
+                }
             };
             if gain > base.1 || (gain == base.1 && barrier.instance < base.2) {
                 base = (usage, gain, barrier.instance);
             }
             if let Some(r) = barrier.resource {
-                add(r, self.new_use(r, barrier.instance, role, usage, usage, gain, gain));
+                let new = self.new_use(r, barrier.instance, role, usage, usage, gain, gain);
+                add(r, Use { behind_ns, ..new });
             }
         }
         for part in g.parts.row(t).iter().filter(|p| relief.pools.contains(&p.pool)) {
@@ -439,6 +449,6 @@ impl Estimate {
     #[allow(clippy::too_many_arguments)] // one constructor for the three kinds of usage
     fn new_use(&self, r: u32, instance: u64, role: Role, usage: u64, usage_ns: u64, gain: f64, gain_ns: f64) -> Use {
         let resource = self.resources[r as usize].id;
-        Use { resource, instance, role, usage, usage_ns, gain, gain_ns, freed_ns: 0, share: 0.0 }
+        Use { resource, instance, role, usage, usage_ns, behind_ns: usage_ns, gain, gain_ns, freed_ns: 0, share: 0.0 }
     }
 }

@@ -68,8 +68,9 @@ pub(super) struct Pool {
     pub holders: u32,
     /// Execution time lost to this instance in the window.
     pub lost_ns: u64,
-    /// QUEUE: so many servers more would end all the waits; at least 1.
-    pub needed: u64,
+    /// QUEUE: servers that turn over and servers that are missing, at least 1: each that comes back ends as large a part
+    /// of the waits.
+    pub wanted: u64,
     /// Nobody in the pool runs (QUEUE): all its servers are stuck behind locks.
     pub stuck: bool,
 }
@@ -144,6 +145,8 @@ pub(super) struct Graph {
     pub parts: Rows<Part>,
     /// The task waits for somebody: what it holds is its own blocker's fault.
     pub blocked: Vec<bool>,
+    /// For how long each task has held something at its own pace, at most.
+    own_ns: Vec<u64>,
     /// Per resource: is it a queue?
     queue: Vec<bool>,
 }
@@ -274,9 +277,11 @@ impl Graph {
         let mut holders: Vec<(u32, u32, u64)> = Vec::new(); // (group, task, held_ns)
         let mut pool_holders: Vec<(u32, u64, u32, u64, u64)> = Vec::new();
         let mut oldest_hold_ns = vec![0u64; tasks];
+        g.own_ns = vec![0u64; tasks];
         for (t, task) in window.tasks.iter().enumerate() {
             for h in &task.holdings {
                 oldest_hold_ns[t] = oldest_hold_ns[t].max(h.held_ns);
+                g.own_ns[t] = g.own_ns[t].max(h.held_ns.saturating_sub(h.waited_ns));
                 let Some(r) = resources.get(h.resource) else {
                     continue;
                 };
@@ -407,8 +412,8 @@ impl Graph {
                 0 => scale(lost_ns[r], total, total_of[r]),
                 all => scale(lost_ns[r], waited_ns, all),
             };
-            let (lost_ns, needed) = match self.queue[r] {
-                true => missing_servers(&window.resources[r], window.length_ns, members, waited.len(), lost_ns),
+            let (lost_ns, wanted) = match self.queue[r] {
+                true => wanted_servers(&window.resources[r], window.length_ns, members, waited.len(), lost_ns),
                 false => (lost_ns, 1),
             };
             let pool = self.pools.len() as u32;
@@ -425,7 +430,7 @@ impl Graph {
                 distinct += 1;
                 parts.push((m.2, Part { pool, amount: m.3, held_ns: m.4 }));
             }
-            self.pools.push(Pool { resource, instance, total, holders: distinct, lost_ns, needed, stuck: false });
+            self.pools.push(Pool { resource, instance, total, holders: distinct, lost_ns, wanted, stuck: false });
         }
         self.parts = Rows::new(self.tasks, parts);
     }
@@ -486,6 +491,9 @@ impl Graph {
         s.stamp += 1;
         let stamp = s.stamp;
         let mut out = Relief { freed_ns: vec![0; self.resources], ..Relief::default() };
+        // Whoever is freed goes on as it did before: one that has held what others want for longer than those who free it
+        // did not begin to stand in the way because of them, and will not stop.
+        let own_ns = set.iter().map(|&t| self.untraced_ns(t).max(self.own_ns[t as usize])).max().unwrap_or(0);
         let mut bars_to_hit: Vec<u32> = Vec::new();
         for &t in set {
             if s.task[t as usize].0 == stamp {
@@ -527,7 +535,7 @@ impl Graph {
                     *state = (stamp, Gone::No);
                     out.victims.push(wait.task);
                 }
-                if left.1 == 0 && state.1 != Gone::Yes {
+                if left.1 == 0 && state.1 != Gone::Yes && self.own_ns[t] <= own_ns {
                     let was = std::mem::replace(&mut state.1, Gone::Yes);
                     let bars = self.bars.row(wait.task).iter();
                     bars_to_hit.extend(bars.filter(|b| was == Gone::No || b.1 == EdgeKind::Holds).map(|b| b.0));
@@ -585,16 +593,16 @@ impl Graph {
             let pool = &self.pools[p as usize];
             let amount = std::mem::take(&mut s.pool_freed[p as usize]);
             let freed = &mut out.freed_ns[pool.resource as usize];
-            let all = if self.queue[pool.resource as usize] { pool.needed } else { pool.total };
+            let all = if self.queue[pool.resource as usize] { pool.wanted } else { pool.total };
             *freed = freed.saturating_add(scale(pool.lost_ns, amount.min(all), all));
         }
         out.pools = touched;
     }
 
-    /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait.
-    /// `direct(task, barrier)` = (usage, gain) of a holder that runs.
-    pub fn inherited(&self, t: u32, direct: &dyn Fn(u32, u32) -> (u64, f64)) -> (u64, f64) {
-        let mut best = (0u64, 0f64);
+    /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait. (usage, gain,
+    /// largest usage of those who run and hold it up); `direct(task, barrier)` = (usage, gain) of a holder that runs.
+    pub fn inherited(&self, t: u32, direct: &dyn Fn(u32, u32) -> (u64, f64)) -> (u64, f64, u64) {
+        let mut best = (0u64, 0f64, 0u64);
         let mut seen = vec![t];
         let mut next = 0;
         while next < seen.len() {
@@ -616,7 +624,9 @@ impl Graph {
                             seen.push(k.task);
                         }
                     } else {
-                        best.1 = best.1.max(direct(k.task, b).1);
+                        let (usage, gain) = direct(k.task, b);
+                        best.1 = best.1.max(gain);
+                        best.2 = best.2.max(usage);
                     }
                 }
             }
@@ -624,36 +634,37 @@ impl Graph {
         best
     }
 
+    /// What a task without a known holding has at least: it has been waited for as long, and stands before whom it waits.
+    fn untraced_ns(&self, t: u32) -> u64 {
+        let bars = self.bars.row(t).iter().map(|&(b, _)| self.longest_wait_ns(b));
+        let behind = self.waits_of.row(t).iter().flat_map(|&w| self.barrier_of.get(w as usize)).filter(|&&b| b != NONE);
+        let holders = behind.flat_map(|&b| self.barriers[b as usize].blockers.iter());
+        bars.chain(holders.map(|k| self.own_ns[k.task as usize])).max().unwrap_or(0)
+    }
+
     pub fn longest_wait_ns(&self, barrier: u32) -> u64 {
         self.barriers[barrier as usize].longest_wait_ns(&self.waits)
     }
 }
 
-/// (time lost for want of servers, how many more would end that): a queue whose servers still turn over as many as are
-/// usually busy lacks none, whatever else keeps its waiters waiting (a starved CPU).
-fn missing_servers(
+/// (time lost for want of servers, servers wanted). Work goes through a queue in proportion to the servers that turn over,
+/// T; so of the lost time k more give back k of (T + missing). No more are missing than wait, or than do not turn over.
+fn wanted_servers(
     queue: &ResourceWindow,
     window_ns: u64,
     members: &[(u32, u64, u32, u64, u64)],
     waiting: usize,
     lost_ns: u64,
 ) -> (u64, u64) {
-    let long_ns = window_ns.max(queue.turnover_ns.saturating_mul(LONG_TURNOVERS));
-    let long = members.iter().filter(|m| m.4 >= long_ns).count() as u64;
-    let occupied = members.len() as u64;
     // On average over the window: at one moment a server between two requests looks free.
     if queue.servers > 0 && scale(queue.hold_ns, 4, window_ns.max(1)) < queue.servers.saturating_mul(3) {
         return (0, 1);
     }
-    if queue.usual_occupied_milli == 0 {
-        let waiting = queue.untracked_waiting.saturating_add(waiting as u64);
-        return (lost_ns, long.min(waiting).max(1));
-    }
-    let turning = queue.servers.max(occupied) - long;
-    match queue.usual_occupied_milli.saturating_sub(turning.saturating_mul(1000)) {
-        0 => (0, 1),
-        missing_milli => (lost_ns, missing_milli.div_ceil(1000).min(long).max(1)),
-    }
+    let long_ns = window_ns.max(queue.turnover_ns.saturating_mul(LONG_TURNOVERS));
+    let long = members.iter().filter(|m| m.4 >= long_ns).count() as u64;
+    let turning = queue.servers.max(members.len() as u64) - long;
+    let missing = long.min(queue.untracked_waiting.saturating_add(waiting as u64));
+    (lost_ns, turning.saturating_add(missing).max(1))
 }
 
 /// Among several holders of memory only those well above the fair share are to blame: twice the fair share, or (of

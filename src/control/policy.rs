@@ -6,7 +6,7 @@
 //!    priority, then to the one whose end throws away less work.
 //! 4. If contention would still stand, or too little would be given back, the next is chosen against what the first
 //!    leaves, until every resource is under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
-//! 5. If the whole set gives back less than `min_relief`, nobody is cancelled.
+//! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
 use super::estimator::{Candidate, Estimate, ResourceEstimate, Role, Use};
 use super::graph::LONG_TURNOVERS;
@@ -14,7 +14,7 @@ use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, 
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
-const MEMBER_SHARE: f64 = 0.25;
+const MEMBER_SHARE: f64 = 0.10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
 /// A queue's head need have barred it only for this part of what a holder must have held.
@@ -22,8 +22,8 @@ const BARS_PART: u64 = 5;
 /// A cancelled task holds on until its work is undone: that is taken off its gain, but an estimate of it is no more than
 /// a guess, so this part of the gain always stays.
 const LEAST_NET_GAIN: f64 = 0.1;
-/// Most picks of one decision, whatever the budget: each costs a pass over the candidates.
-const MAX_PICKS: usize = 16;
+/// Most tasks that a choice weighs together, whatever the budget: each costs a pass over the candidates.
+const MAX_PICKS: usize = 32;
 /// How many rejected candidates a decision explains.
 const MAX_REJECTED: usize = 8;
 
@@ -185,7 +185,7 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
     let mut rated = c.rate();
     let mut rejected = c.explain(&rated);
     let mut picks: Vec<(u32, Pick)> = Vec::new();
-    while picks.len() < budget_left.min(MAX_PICKS) && c.contended() {
+    while budget_left > 0 && picks.len() < MAX_PICKS && c.contended() {
         let Some(best) = c.best_of(&rated) else {
             break;
         };
@@ -212,6 +212,11 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
         );
         picks.clear();
         c.reset();
+    }
+    if picks.len() > budget_left {
+        // Worth it as a whole: the budget only spreads it over time.
+        picks.truncate(budget_left);
+        c.set_to(picks.iter().map(|p| p.0).collect());
     }
     let picks: Vec<Pick> = picks.into_iter().map(|p| p.1).collect();
     rejected.retain(|r| !picks.iter().any(|p| p.task == r.task));
@@ -320,6 +325,10 @@ impl<'a> Chooser<'a> {
             let usual_ns = self.window.resources.get(r).map_or(0, usual);
             // The head of a queue has barred it only since it came, while what it waits for has been held all along: by the
             // same measure the holder would always qualify first, and go though ending the head loses nothing.
+            // But it bars nobody for long if those it waits for will soon be done.
+            if u.role == Role::Bars && u.behind_ns < min_ns.max(usual_ns) {
+                continue;
+            }
             let min_ns = match u.role {
                 Role::Bars => min_ns / BARS_PART,
                 // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.

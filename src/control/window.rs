@@ -41,10 +41,8 @@ pub struct ResourceWindow {
     pub usual_hold_ns: u64,
     /// For how long those held it who gave it back in the window, on average (LOCK, QUEUE); 0 = nobody did.
     pub turnover_ns: u64,
-    /// QUEUE: how many servers it has (0 = not told), and how many thousandths of one are occupied on average in calm times
-    /// (0 = not known).
+    /// QUEUE: how many servers it has; 0 = not told.
     pub servers: u64,
-    pub usual_occupied_milli: u64,
     /// Units acquired in the window (MEMORY).
     pub acquired: u64,
     /// Units whose acquisition evicted somebody else's (MEMORY).

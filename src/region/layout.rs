@@ -147,9 +147,8 @@ pub struct ResourceEntry {
     pub queue_observed_ns: AtomicU64,
     /// Servers of the queue; 0 = not told.
     pub servers: AtomicU64,
-    /// What the leader has learnt of it, for its successor: average hold, thousandths of servers occupied. 0 = not yet.
+    /// What the leader has learnt of it, for its successor: the average hold. 0 = not yet.
     pub usual_hold_ns: AtomicU64,
-    pub usual_occupied_milli: AtomicU64,
 }
 
 /// A process that runs cancel actions for its own tasks.

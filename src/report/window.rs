@@ -66,7 +66,6 @@ pub fn json(window: &Window) -> String {
             .int("usual_hold_ns", r.usual_hold_ns)
             .int("turnover_ns", r.turnover_ns)
             .int("servers", r.servers)
-            .int("usual_occupied_milli", r.usual_occupied_milli)
             .int("acquired", r.acquired)
             .int("evicted", r.evicted)
             .int("untracked_waiting", r.untracked_waiting)

@@ -30,7 +30,6 @@ impl Story {
             usual_hold_ns: 0,
             turnover_ns: 0,
             servers: 0,
-            usual_occupied_milli: 0,
             acquired: 0,
             evicted: 0,
             untracked_waiting: 0,

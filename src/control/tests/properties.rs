@@ -56,7 +56,7 @@ prop_compose! {
 prop_compose! {
     fn resource()(
         kind in 0..3, wait in time(), hold in time(), a in amount(), e in amount(), u in amount(), o in time(),
-        servers in prop_oneof![Just(0), 1..9u64, Just(u64::MAX)], occupied in prop_oneof![Just(0), 1..9000u64, Just(u64::MAX)],
+        servers in prop_oneof![Just(0), 1..9u64, Just(u64::MAX)],
     )
         -> ResourceWindow
     {
@@ -64,7 +64,7 @@ prop_compose! {
         let (untracked_waiting, untracked_oldest_wait_ns) = if u < 900 { (0, 0) } else { (u, o) };
         ResourceWindow {
             id: 0, kind, name: String::new(), wait_ns: wait, hold_ns: hold, usual_hold_ns: o % 50 * MS, acquired: a, evicted: e,
-            turnover_ns: hold % 30 * MS, servers, usual_occupied_milli: occupied,
+            turnover_ns: hold % 30 * MS, servers,
             untracked_waiting, untracked_oldest_wait_ns,
         }
     }

@@ -231,10 +231,20 @@ impl Httpd {
 
     /// Waits until the script has told `name`; an error after `patience`.
     pub fn wait_mark(&self, name: &str, patience: Duration) -> Result<i64> {
+        self.wait_mark_or(name, patience, &|| false)?.context("the script began")
+    }
+
+    /// The same; `None` when `over` says that the script will not begin any more.
+    pub fn wait_mark_or(&self, name: &str, patience: Duration, over: &dyn Fn() -> bool) -> Result<Option<i64>> {
         let give_up = Instant::now() + patience;
         loop {
+            let over = over();
+            // Asked before the mark is looked for: who was quick has left it by then.
             if let Some(ns) = self.mark_ns(name) {
-                return Ok(ns);
+                return Ok(Some(ns));
+            }
+            if over {
+                return Ok(None);
             }
             ensure!(Instant::now() < give_up, "{name} did not begin within {} s", patience.as_secs());
             std::thread::sleep(Duration::from_millis(2));

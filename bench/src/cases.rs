@@ -40,6 +40,15 @@ impl Failure {
     }
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.silent() {
+            true => f.write_str(&self.text),
+            false => write!(f, "{}: {}", self.code, self.text),
+        }
+    }
+}
+
 pub fn names_atropos(text: &str) -> bool {
     text.to_ascii_lowercase().contains("atropos")
 }

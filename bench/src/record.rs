@@ -64,7 +64,7 @@ pub struct Record {
     pub stall_s: f64,
     /// From the start of the load.
     pub onset_ms: f64,
-    /// From the onset to the decision, when somebody was told to stop.
+    /// From the onset to the decision, when somebody was told to stop; with a peer, to the first error of any client.
     pub first_cancel_ms: Option<f64>,
     pub recovered_ms: Option<f64>,
     /// Who was told to stop; in a peer's mode, whoever saw an error for it.

@@ -1,5 +1,5 @@
 //! One run of a case, and the rounds of a measurement.
-use crate::cases::{names_atropos, Case, Noise, NoiseReport, Role};
+use crate::cases::{names_atropos, Case, Failure, Noise, NoiseReport, Role};
 use crate::clock::{self, ms, now_ns, sleep_until};
 use crate::decisions::{self, Decision};
 use crate::host::{Host, Setting};
@@ -189,6 +189,13 @@ pub fn run_once(
     let first = |acted: bool| {
         decided.iter().filter(|d| d.acted() == acted).filter(right).map(|d| d.time_ns).min().map(since_onset)
     };
+    // A peer keeps no log of ours: the first that its doing is known of is the first error a client saw, culprit or not.
+    let first_error = || {
+        let hit = |s: Status| !matches!(s, Status::Ok | Status::Conflict);
+        let victims = log.transactions.iter().filter(|t| hit(t.status)).map(|t| t.end_ns());
+        let actors = actors.iter().filter(|a| a.failure.is_some()).map(|a| a.ended_ns);
+        victims.chain(actors).min().map(since_onset)
+    };
     let told = || culprits().filter(|a| a.failure.is_some());
     let p99_ratio = ratio(part.p99_ms, clean.part.p99_ms);
     let record = Record {
@@ -207,7 +214,7 @@ pub fn run_once(
         p99_ratio,
         stall_s: stall.stall_s,
         onset_ms: ms(onset_ns - start_ns),
-        first_cancel_ms: first(true),
+        first_cancel_ms: if mode.peer() { first_error() } else { first(true) },
         recovered_ms: stall.recovered_ms,
         cancelled: outcome.cancelled(),
         false_cancelled: outcome.false_cancelled(),
@@ -220,7 +227,7 @@ pub fn run_once(
         first_would_cancel_ms: first(false),
         would_cancel: decided.iter().filter(|d| !d.acted()).count() as u32,
         culprit_saw_ms: told().map(|a| since_onset(a.ended_ns)).reduce(f64::min),
-        culprit_error: told().next().and_then(|a| a.failure.as_ref()).map(|f| format!("{}: {}", f.code, f.text)),
+        culprit_error: told().next().and_then(|a| a.failure.as_ref()).map(Failure::to_string),
         culprit_lived_ms: culprits().map(|a| since_onset(a.ended_ns)).reduce(f64::max),
         p50_ms: part.p50_ms,
         max_ms: part.max_ms,

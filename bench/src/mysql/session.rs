@@ -42,7 +42,7 @@ pub fn sysbench(dir: &Path, schema: &str) -> Command {
 pub fn failure(error: &mysql::Error) -> Failure {
     match error {
         mysql::Error::MySqlError(e) => Failure { code: e.code.to_string(), text: e.message.clone() },
-        other => Failure { code: String::new(), text: other.to_string() },
+        other => Failure { code: String::new(), text: format!("the connection was lost ({other})") },
     }
 }
 

@@ -45,7 +45,7 @@ fn c2_data() -> Dataset {
 fn x3_data() -> Dataset {
     Dataset {
         schemas: vec!["group_a", "group_b"],
-        sql: noise_table("noise_c", 20_000),
+        sql: noise_table("noise_c", 2_000),
         ..Dataset::oltp(session::DATABASE, 8, ROWS)
     }
 }
@@ -285,7 +285,7 @@ fn two_tables(noise: &Noise) -> Result<NoiseReport> {
             })
             .collect();
         let _ = c_is_held.recv();
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(Duration::from_secs(1));
         let (onset_ns, a) = onset(&at, "the holder of A", || {
             Ok(culprit.run(move |c| {
                 run(c, "LOCK TABLES group_a.sbtest1 WRITE")?;

@@ -552,7 +552,7 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     let server = Httpd::start(install, &config, Some(&scripts()), &format!("thousand-{}", mpm.name()))?;
     let began = Instant::now();
     let give_up = began + Duration::from_secs(300);
-    let (stopped, number) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (stopped, silent, number) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let labels = Mutex::new(Vec::<String>::new());
     let others = Mutex::new(BTreeMap::<String, u64>::new());
     // Most hang in some way, the last is done at once: a cancel that comes too late for one must not hit the next.
@@ -564,14 +564,21 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
         std::thread::sleep(Duration::from_secs(2));
         std::thread::scope(|s| {
             for _ in 0..SLOTS {
-                let (server, stopped, number, labels, others) = (&server, &stopped, &number, &labels, &others);
+                let (server, stopped, silent) = (&server, &stopped, &silent);
+                let (number, labels, others) = (&number, &labels, &others);
                 s.spawn(move || {
                     while stopped.load(Ordering::Relaxed) < until && Instant::now() < give_up {
                         let n = number.fetch_add(1, Ordering::Relaxed);
                         let path = format!("/{}.php/{n}", SCRIPTS[n as usize % SCRIPTS.len()]);
                         let seen = server.visit(&format!("{path}?seconds=5"), &[], Duration::from_secs(20));
                         match (&seen.result, seen.status()) {
-                            (Ok(_), Some(503)) | (Err(Fault::Truncated { .. }), Some(200)) => {
+                            // The last: told before its script began, when it was no script's request yet.
+                            (Ok(_), Some(503))
+                            | (Err(Fault::Truncated { .. }), Some(200))
+                            | (Err(Fault::Unanswered(_)), _) => {
+                                if matches!(seen.result, Err(Fault::Unanswered(_))) {
+                                    silent.fetch_add(1, Ordering::Relaxed);
+                                }
                                 stopped.fetch_add(1, Ordering::Relaxed);
                                 labels.lock().unwrap_or_else(PoisonError::into_inner).push(format!("GET {path}"));
                             }
@@ -625,7 +632,9 @@ fn thousand(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     // The request for the page itself is one.
     ensure!(left <= 1, "{left} tasks are left: {}", status["atropos"]["tasks"]);
     server.finish()?;
-    Ok(format!("{count} cancels in {:.0} s, each of a request that was told; {seen}", began.elapsed().as_secs_f64()))
+    let (silent, took_s) = (silent.into_inner(), began.elapsed().as_secs_f64());
+    ensure!(silent <= count / 50, "{silent} of {count} were closed without a word");
+    Ok(format!("{count} cancels in {took_s:.0} s, each of a request that was told, {silent} without a word; {seen}"))
 }
 
 /// The labels of all tasks that were told to stop.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// The data folder for `dataset`; prepared now (which takes a minute) when the cache does not have it yet.
 pub fn data_dir(install: &Install, dataset: &Dataset) -> Result<PathBuf> {
     let name = format!("mysql{}-{}x{}", install.version, dataset.tables, dataset.rows);
-    dirs::template(&name, &format!("1 {} {dataset:?}", install.version), |home| {
+    dirs::template(&name, &format!("2 {} {dataset:?}", install.version), |home| {
         eprintln!(
             "preparing the data: {} tables of {} rows, {} more in one (kept for later runs)",
             dataset.tables, dataset.rows, dataset.extra_rows

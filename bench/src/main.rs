@@ -75,8 +75,8 @@ struct CaseArgs {
     #[arg(long)]
     list: bool,
     /// clean: no noise, Atropos off; off: noise, Atropos off; all: these, observe and enforce, interleaved round by
-    /// round; timeouts (the server's own limits), pt_kill and mod_qos are peers, Atropos off, shown beside it and not judged;
-    /// peers: all that the host has. May be given several times [default: enforce]
+    /// round; timeouts (the server's own limits), pt_kill and mod_qos are peers, Atropos off, shown beside it and not
+    /// judged; peers: all that the host has. May be given several times [default: enforce]
     #[arg(long, value_enum)]
     mode: Vec<ModeArg>,
     /// Rounds
@@ -90,7 +90,8 @@ struct CaseArgs {
     duration: Option<f64>,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A server setting, e.g. atropos.slo=50 (MySQL: atropos_slo_ms=50, httpd: AtroposSLO=50ms); may be given several times
+    /// A server setting, e.g. atropos.slo=50 (MySQL: atropos_slo_ms=50, httpd: AtroposSLO=50ms); may be given several
+    /// times
     #[arg(long, value_parser = parse_setting)]
     set: Vec<Setting>,
     /// Write bench/results/<case>-<date>.json and .md
@@ -99,7 +100,8 @@ struct CaseArgs {
     /// httpd: the MPM; may be given several times [default: event and prefork]
     #[arg(long, value_enum)]
     mpm: Vec<http::server::Mpm>,
-    /// httpd: how the noise is made (c9: blocking, busy, flock), or all; may be given several times [default: the first]
+    /// httpd: how the noise is made (c9: blocking, busy, flock), or all; may be given several times [default: the
+    /// first]
     #[arg(long)]
     variant: Vec<String>,
     /// httpd: worker slots [default: the case's own]

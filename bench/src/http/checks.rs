@@ -491,7 +491,8 @@ fn graceful(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
     ensure!(crashes.is_empty(), "{}", crashes.join("; "));
     server.abandon();
     Ok(format!(
-        "{} scripts over {ROUNDS} restarts all finished, the last old child went after {slowest_ms} ms; afterwards {stopped}",
+        "{} scripts over {ROUNDS} restarts all finished, the last old child went after {slowest_ms} ms; \
+         afterwards {stopped}",
         done.len()
     ))
 }

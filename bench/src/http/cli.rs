@@ -85,7 +85,8 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
             })?;
             let plain: Vec<_> = of.iter().map(|w| w.record.clone()).collect();
             text += &format!(
-                "\n## {}, {} slots, noise: {variant}\n\nMedians (smallest..largest); \"first cancel\" of observe is the would-be decision.\n\n{}\n",
+                "\n## {}, {} slots, noise: {variant}\n\nMedians (smallest..largest); \"first cancel\" of observe is the \
+                 would-be decision.\n\n{}\n",
                 mpm.name(),
                 setup.slots,
                 record::table(&plain)

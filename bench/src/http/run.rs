@@ -360,7 +360,8 @@ pub fn summary(w: &WebRecord) -> String {
     let r = &w.record;
     let opt = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.0} ms"));
     format!(
-        "{} {} {} {:8} run {}: {:.0} requests/s ({:.3} of clean), p99 {:.2} ms ({:.3}), stall {:.1} s, first cancel {}, culprits saw {}..{}, recovered {}, cancelled {} (false {}), refused {}: {}",
+        "{} {} {} {:8} run {}: {:.0} requests/s ({:.3} of clean), p99 {:.2} ms ({:.3}), stall {:.1} s, first cancel {}, \
+         culprits saw {}..{}, recovered {}, cancelled {} (false {}), refused {}: {}",
         r.case,
         w.mpm.name(),
         w.noise,

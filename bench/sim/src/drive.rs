@@ -478,7 +478,7 @@ impl Copy {
         };
         let mut estimate = estimate(&window, &params);
         self.follow(region, now_ns, Some(&estimate));
-        if signal.state != State::Overload || self.awaits_effect() {
+        if signal.state != State::Overload || self.awaits_effect() || !signal.breached {
             return;
         }
         let policy = PolicyParams {

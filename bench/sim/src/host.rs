@@ -374,6 +374,10 @@ impl Host {
     /// Runs up to and including `until_ns`.
     pub fn run<T: Tap>(&mut self, until_ns: u64, tap: &mut T) {
         loop {
+            // First: taking a task out may have set others free.
+            while let Some(s) = self.ready.pop_front() {
+                self.advance(s, tap);
+            }
             while let Some(&Reverse((_, s, epoch))) = self.cpu.peek() {
                 if self.sessions[s as usize].epoch == epoch {
                     break;
@@ -401,9 +405,6 @@ impl Host {
                 }
             } else if let Some(Reverse((_, _, event))) = self.events.pop() {
                 self.handle(event, tap);
-            }
-            while let Some(s) = self.ready.pop_front() {
-                self.advance(s, tap);
             }
         }
     }

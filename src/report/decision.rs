@@ -244,37 +244,24 @@ impl Decision {
 /// The file that decisions are appended to, opened anew when its path changes.
 #[derive(Default)]
 pub struct LogFile {
-    open: Option<(String, std::fs::File)>,
     complained: bool,
 }
 
 impl LogFile {
     fn append(&mut self, region: &Region, path: Option<&str>, json: &str) {
-        let Some(path) = path else {
-            self.open = None;
-            return;
-        };
-        let result = (|| {
-            // A file that was rotated away is gone under this name: open it again for each of these rare writes.
-            let same = self.open.as_ref().is_some_and(|(p, _)| p == path) && std::path::Path::new(path).exists();
-            if !same {
-                let file = std::fs::OpenOptions::new()
-                    .append(true)
-                    .create(true)
-                    .mode(0o600)
-                    .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
-                    .open(path)?;
-                self.open = Some((path.to_string(), file));
-            }
+        let Some(path) = path else { return };
+        // Opened for each of these rare lines: it may have been rotated away, and whoever led once would otherwise keep it
+        // open for good, as would all others in time.
+        let result = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(path)
             // One write per line: lines of several writers do not mix.
-            match &mut self.open {
-                Some((_, file)) => file.write_all(format!("{json}\n").as_bytes()),
-                None => Ok(()),
-            }
-        })();
+            .and_then(|mut file| file.write_all(format!("{json}\n").as_bytes()));
         if let Err(e) = result {
             region.header().counters.logs_failed.fetch_add(1, Relaxed);
-            self.open = None;
             // Once: a full disk must not fill the host's log as well.
             if !std::mem::replace(&mut self.complained, true) {
                 action::log(Level::Error, &format!("decision_log {path}: {e}; decisions are kept in memory only"));

@@ -321,13 +321,17 @@ impl Httpd {
         all
     }
 
-    /// How many descriptors of each kind all processes have open: a file's path, "socket", "pipe", …
+    /// How many descriptors of each kind all processes have open: a file's path, "tcp socket in state 01", "pipe", …
     pub fn descriptors(&self) -> BTreeMap<String, usize> {
+        let sockets = sockets_by_inode();
         let mut kinds = BTreeMap::new();
         for pid in std::iter::once(self.pid()).chain(self.children()) {
             for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
                 let target = fs::read_link(entry.path()).unwrap_or_default().display().to_string();
-                let kind = target.split(":[").next().unwrap_or_default().to_owned();
+                let kind = match target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
+                    Some(inode) => sockets.get(inode).cloned().unwrap_or_else(|| "socket of no table".into()),
+                    None => target.split(":[").next().unwrap_or_default().to_owned(),
+                };
                 *kinds.entry(kind).or_default() += 1;
             }
         }
@@ -510,4 +514,22 @@ fn conf(install: &Install, config: &Config, dir: &Path, port: u16) -> Result<Str
     }
     text += &config.directives.iter().map(|d| format!("{d}\n")).collect::<String>();
     Ok(text)
+}
+
+/// What the kernel's tables say of each socket, by inode.
+fn sockets_by_inode() -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    for (table, inode_at) in [("tcp", 9), ("tcp6", 9), ("udp", 9), ("unix", 6)] {
+        let text = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let Some(inode) = fields.get(inode_at) else { continue };
+            let what = match table {
+                "unix" => format!("unix socket {}", fields.get(7).unwrap_or(&"without a name")),
+                _ => format!("{table} socket {} in state {}", fields[1].rsplit(':').next().unwrap_or(""), fields[3]),
+            };
+            all.insert((*inode).to_owned(), what);
+        }
+    }
+    all
 }

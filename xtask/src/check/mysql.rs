@@ -81,7 +81,7 @@ pub fn check(args: &CheckArgs) -> Result<()> {
             format!("loose-atropos-decision-log={}", decisions.display()),
         ];
         let given = super::settings(args)?.into_iter().map(|(name, value)| format!("loose-{name}={value}"));
-        Ok(ours.into_iter().chain(given).map(|option| format!("--mysqld={option}")).collect())
+        Ok(ours.into_iter().chain(given).map(|option| format!("--mysqld=--{option}")).collect())
     };
     let mut theirs = options("enforce")?;
     theirs.extend(tests);

@@ -251,7 +251,13 @@ static atropos_resource_t resource_of(const MDL_key *key) {
   return space == MDL_key::USER_LEVEL_LOCK || space == MDL_key::LOCKING_SERVICE ? atm_user_lock : atm_metadata_lock;
 }
 
+/* NULL: nobody's. The locks of a prepared XA transaction outlive its session in a context of their own. */
 static THD *owner_of(const MDL_ticket *ticket) { return ticket->get_ctx()->get_owner()->get_thd(); }
+
+static Atm_session *session_of(const MDL_ticket *ticket) {
+  THD *thd = owner_of(ticket);
+  return thd != nullptr ? session_here(thd) : nullptr;
+}
 
 static void note_ticket(Atm_session *s, uint64_t entry) {
   Atm_tickets *t = &s->tickets;
@@ -283,6 +289,7 @@ static void change_ticket(Atm_session *s, uint64_t entry, uint64_t changed) {
 
 static void on_mdl_held(const MDL_ticket *ticket) {
   THD *thd = owner_of(ticket);
+  if (thd == nullptr) return;
   Atm_session *s = session_here(thd);
 
   if (s == nullptr) {
@@ -307,7 +314,7 @@ static void on_mdl_held(const MDL_ticket *ticket) {
 }
 
 static void on_mdl_gone(const MDL_ticket *ticket) {
-  Atm_session *s = session_here(owner_of(ticket));
+  Atm_session *s = session_of(ticket);
   if (s == nullptr) return;
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
@@ -316,7 +323,7 @@ static void on_mdl_gone(const MDL_ticket *ticket) {
 }
 
 static void on_mdl_retyped(const MDL_ticket *ticket, int new_type) {
-  Atm_session *s = session_here(owner_of(ticket));
+  Atm_session *s = session_of(ticket);
   if (s == nullptr) return;
   const uint64_t instance = instance_of(ticket->get_key());
   change_ticket(s, instance | ticket->get_type(), instance | static_cast<uint64_t>(new_type));
@@ -375,7 +382,7 @@ static void end_wait(Atm_session *s, bool granted) {
    manager stay the only truth, and the controller needs none of its latches. That the compatibility of granted locks is
    symmetric is so for all of the server's tables of them. */
 static void on_mdl_wait_begin(const MDL_ticket *ticket) {
-  Atm_session *s = session_here(owner_of(ticket));
+  Atm_session *s = session_of(ticket);
   if (s == nullptr) return;
   const MDL_key *key = ticket->get_key();
   const uint64_t instance = instance_of(key);
@@ -394,7 +401,7 @@ static void on_mdl_wait_begin(const MDL_ticket *ticket) {
 }
 
 static void on_mdl_wait_end(const MDL_ticket *ticket, bool granted) {
-  Atm_session *s = session_here(owner_of(ticket));
+  Atm_session *s = session_of(ticket);
   if (s != nullptr) end_wait(s, granted);
 }
 

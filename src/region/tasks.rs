@@ -32,6 +32,12 @@ pub fn active_word(handle: u64) -> u64 {
     handle >> INDEX_BITS << STATE_BITS | ACTIVE
 }
 
+/// The state word under which the slot of `handle`, which has ended, is still kept for the thread that ended it.
+#[inline(always)]
+fn cached_word(handle: u64) -> u64 {
+    handle >> INDEX_BITS << STATE_BITS | CACHED
+}
+
 fn next_generation(word: u64) -> u64 {
     ((word >> STATE_BITS) + 1) & GENERATION_MASK
 }
@@ -85,7 +91,9 @@ fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option
                 if let Some(word) = claim(&slots[index], word) {
                     // Low numbers first: the controller reads up to the highest one ever used.
                     hint.store(if wanted == FREE { index as u32 + 1 } else { 0 }, Relaxed);
-                    used.fetch_max(index as u32 + 1, Relaxed);
+                    if used.load(Relaxed) <= index as u32 {
+                        used.fetch_max(index as u32 + 1, Relaxed);
+                    }
                     return Some((index, word));
                 }
             }
@@ -101,8 +109,7 @@ impl Region {
         let tasks = self.tasks();
         let again = tasks.get(index_of(cached)).and_then(|slot| {
             // Only the slot this thread left behind: same generation, still CACHED.
-            let word = cached >> INDEX_BITS << STATE_BITS | CACHED;
-            claim(slot, word).map(|word| (index_of(cached), word))
+            claim(slot, cached_word(cached)).map(|word| (index_of(cached), word))
         });
         let Some((index, word)) = again.or_else(|| claim_any(tasks, &h.task_hint, &h.tasks_used)) else {
             h.counters.tasks_untracked.fetch_add(1, Relaxed);
@@ -134,6 +141,12 @@ impl Region {
         let next = word & !((1 << STATE_BITS) - 1) | if keep { CACHED } else { FREE };
         // Compare-and-swap: of two threads that free it at once, one does.
         slot.state.compare_exchange(word, next, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Is the slot of `handle` still kept for whoever ended it with `keep`?
+    pub fn is_kept(&self, handle: u64) -> bool {
+        let slot = self.tasks().get(index_of(handle));
+        slot.is_some_and(|slot| slot.state.load(Relaxed) == cached_word(handle))
     }
 
     /// The slot of a live handle.

@@ -233,7 +233,7 @@ void ath_register_filters(void)
     input_handle = ap_register_input_filter("ATROPOS_IN", input_filter, NULL, AP_FTYPE_PROTOCOL - 1);
 }
 
-void ath_insert_filter(request_rec *r)
+ATH_HOT void ath_insert_filter(request_rec *r)
 {
     struct atropos_request *rec;
 

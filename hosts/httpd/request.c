@@ -145,7 +145,7 @@ int ath_pre_close_connection(conn_rec *c)
     return DECLINED;
 }
 
-void ath_suspend_connection(conn_rec *c, request_rec *r)
+ATH_HOT void ath_suspend_connection(conn_rec *c, request_rec *r)
 {
     ath_conn *conn = conn_of(c);
 
@@ -155,7 +155,7 @@ void ath_suspend_connection(conn_rec *c, request_rec *r)
     __atomic_store_n(&conn->parked, 1, __ATOMIC_RELEASE);
 }
 
-void ath_resume_connection(conn_rec *c, request_rec *r)
+ATH_HOT void ath_resume_connection(conn_rec *c, request_rec *r)
 {
     ath_conn *conn = conn_of(c);
     struct atropos_request *rec;
@@ -179,7 +179,7 @@ void ath_resume_connection(conn_rec *c, request_rec *r)
 
 /* ---- requests ---- */
 
-static apr_status_t request_gone(void *rec_)
+ATH_HOT static apr_status_t request_gone(void *rec_)
 {
     struct atropos_request *rec = rec_;
     ath_conn *conn = rec->conn;
@@ -203,7 +203,7 @@ static apr_status_t request_gone(void *rec_)
     return APR_SUCCESS;
 }
 
-int ath_post_read_request(request_rec *r)
+ATH_HOT int ath_post_read_request(request_rec *r)
 {
     conn_rec *c = r->connection;
     ath_conn *conn;
@@ -288,14 +288,14 @@ void ath_label(struct atropos_request *rec)
 /* A file that fits into a socket's buffer is sent faster than anybody could cancel it. */
 #define SMALL_FILE_BYTES 65536
 
-bool ath_is_small_file(const request_rec *r)
+ATH_HOT bool ath_is_small_file(const request_rec *r)
 {
     return r->finfo.filetype == APR_REG && r->finfo.size <= SMALL_FILE_BYTES && r->method_number == M_GET &&
            (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME));
 }
 
 /* The first hook that knows the location and the directory. After an internal redirect the new place counts. */
-int ath_header_parser(request_rec *r)
+ATH_HOT int ath_header_parser(request_rec *r)
 {
     const ath_dir_config *cfg;
     struct atropos_request *rec;

@@ -104,6 +104,7 @@ fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option
 
 impl Region {
     /// Begins a task; None when the table is full (counted). `cached` is the handle this thread ended last.
+    #[link_section = ".text.hot.atropos"]
     pub fn begin_task(&self, me: ProcessId, key: u64, cached: u64) -> Option<u64> {
         let h = self.header();
         let tasks = self.tasks();
@@ -130,6 +131,7 @@ impl Region {
     }
 
     /// Ends a task of this process; `keep` = this thread may want the slot again soon. False for a stale or foreign handle.
+    #[link_section = ".text.hot.atropos"]
     pub fn end_task(&self, me: ProcessId, handle: u64, keep: bool) -> bool {
         let Some(slot) = self.own_task(me.pid, handle) else {
             return false;
@@ -296,9 +298,12 @@ mod tests {
     fn a_thread_gets_its_slot_again_and_others_take_it_when_full() {
         let (r, me) = region();
         let a = r.begin_task(me, 1, 0).unwrap();
+        assert!(!r.is_kept(a), "it lives");
         r.end_task(me, a, true);
+        assert!(r.is_kept(a) && !r.is_kept(0));
         let b = r.begin_task(me, 2, a).unwrap();
         assert_eq!(index_of(a), index_of(b));
+        assert!(!r.is_kept(a), "another generation has it");
         r.end_task(me, b, true);
         let others: Vec<u64> = (0..16).map(|k| r.begin_task(me, k, 0).unwrap()).collect();
         assert_eq!(r.begin_task(me, 99, b), None, "its cached slot has gone, the table is full");

@@ -1,7 +1,7 @@
 //! The hot calls, bound and explicit, and the paper's six names.
 //!
-//! What a host with a task for each request calls every time stands side by side (`.text.hot`, also in region and trace):
-//! between two requests the processor runs other code for long, so each page and line of ours is fetched anew.
+//! What a host with a task for each request calls every time stands side by side (`.text.hot`, in region and trace as
+//! well): between two requests the processor runs other code for long, so each page and line of ours is fetched anew.
 
 use super::{atropos_cancel_fn, atropos_resource_t, atropos_task_t, guard};
 use crate::process::{active, bound};

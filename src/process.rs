@@ -273,9 +273,9 @@ impl Process {
         any
     }
 
-    /// Begins a task for the calling thread.
+    /// Begins a task, in the slot the calling thread ended last if that is still free: it is in the caches.
     pub fn create(&self, key: u64, bind_it: bool) -> u64 {
-        let cached = if bind_it { BOUND.with(|b| b.cached.get()) } else { 0 };
+        let cached = BOUND.with(|b| b.cached.get());
         let Some(task) = self.region.begin_task(self.me, key, cached) else {
             return 0;
         };
@@ -287,10 +287,16 @@ impl Process {
 
     /// Ends a task.
     pub fn free(&self, task: u64) {
-        let bound = BOUND.with(|b| b.task.get()) == task && task != 0;
-        if self.region.end_task(self.me, task, bound) && bound {
-            unbind();
-            BOUND.with(|b| b.cached.set(task));
+        let (bound, cached) = BOUND.with(|b| (b.task.get() == task && task != 0, b.cached.get()));
+        // A thread keeps one slot, not more.
+        let keep = !self.region.is_kept(cached);
+        if self.region.end_task(self.me, task, keep) {
+            if bound {
+                unbind();
+            }
+            if keep {
+                BOUND.with(|b| b.cached.set(task));
+            }
         }
     }
 

@@ -37,6 +37,9 @@
 extern module AP_MODULE_DECLARE_DATA atropos_module;
 APLOG_USE_MODULE(atropos);
 
+/* Runs for every request: the linker puts these side by side, so that a request meets few cold pages of code. */
+#define ATH_HOT __attribute__((hot))
+
 #define ATH_LOAD(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
 #define ATH_STORE(x, value) __atomic_store_n(&(x), (value), __ATOMIC_RELAXED)
 #define ATH_ADD(x, value) __atomic_fetch_add(&(x), (value), __ATOMIC_RELAXED)
@@ -128,14 +131,14 @@ struct ath_conn;
 /* A request. Records are reused and never freed, so a canceller that comes late finds a record with another token. */
 struct atropos_request
 {
-    pthread_mutex_t lock; /* held by the canceller while it acts, and by the request's thread to begin and to end */
-    uint64_t token;       /* written under the lock; 0 = no request */
+    pthread_mutex_t lock; /* held by the canceller while it acts, and by the request's thread to end */
+    uint64_t token;       /* 0 = no request; stored last when it begins, set to 0 under the lock when it ends */
     atropos_task_t task;
     conn_rec *c;
     int fd; /* under the lock; the client's socket while a worker has the connection, else -1: nobody may touch it */
     atropos_stop_fn stop; /* under the lock */
     void *baton;
-    int rung;             /* the highest so far; written under the lock, read anywhere */
+    int rung;             /* the highest so far; written under the lock (and at the begin), read anywhere */
     ath_phase phase;      /* written by the request's thread, read anywhere: a late reader cuts a cancelled request */
 
     /* the request's thread only */
@@ -146,6 +149,7 @@ struct atropos_request
     bool scripted; /* an interpreter has entered: it answers for itself */
     bool started;  /* something of the response has been passed on */
     bool answered; /* the 503 is on its way */
+    bool labelled;
 
     uint32_t index;
     uint64_t sequence;
@@ -172,6 +176,8 @@ void ath_resume_connection(conn_rec *c, request_rec *r);
 int ath_post_read_request(request_rec *r);
 int ath_header_parser(request_rec *r);
 struct atropos_request *ath_find(request_rec *r);
+void ath_label(struct atropos_request *rec);
+bool ath_is_small_file(const request_rec *r);
 struct atropos_request *ath_record(uint64_t token);
 
 /* ---- queue.c ---- */

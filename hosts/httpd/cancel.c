@@ -51,8 +51,8 @@ static void cut_connection(struct atropos_request *rec)
         ATH_ADD(ath_my_row->connections_cut, 1);
 }
 
-/* Under the record's lock. */
-static ath_step climb(struct atropos_request *rec, int rung)
+/* Under the record's lock. `first`: no cancel came before this one. */
+static ath_step climb(struct atropos_request *rec, int rung, bool first)
 {
     ath_phase phase = ATH_LOAD(rec->phase);
 
@@ -71,7 +71,9 @@ static ath_step climb(struct atropos_request *rec, int rung)
         cut_reading(rec);
         return ATH_STEP_READ;
     }
-    if (phase == ATH_PHASE_RUNNING && ATH_LOAD(rec->filtered) && rung == 1)
+    /* Before its filters and its interpreter are there, a request may be about to see the flag: it gets the time until
+     * the cancel is repeated. */
+    if (phase == ATH_PHASE_RUNNING && (ATH_LOAD(rec->filtered) || first) && rung == 1)
         return ATH_STEP_COOPERATE;
     if (rec->fd >= 0) {
         cut_connection(rec);
@@ -91,10 +93,12 @@ int ath_cancel(const atropos_cancel_request *request, void *arg)
     if (rec == NULL)
         return -1;
     pthread_mutex_lock(&rec->lock);
-    if (rec->token == request->key && rec->task == request->task) {
+    if (__atomic_load_n(&rec->token, __ATOMIC_ACQUIRE) == request->key && rec->task == request->task) {
+        bool first = rec->rung == 0;
+
         if ((int)request->rung > rec->rung)
             ATH_STORE(rec->rung, (int)request->rung);
-        step = climb(rec, (int)request->rung);
+        step = climb(rec, (int)request->rung, first);
         if (step == ATH_STEP_NONE)
             ATH_ADD(ath_my_row->not_stopped, 1);
     }
@@ -229,21 +233,16 @@ void ath_register_filters(void)
     input_handle = ap_register_input_filter("ATROPOS_IN", input_filter, NULL, AP_FTYPE_PROTOCOL - 1);
 }
 
-/* A file that fits into a socket's buffer is sent faster than anybody could cancel it. */
-#define SMALL_FILE_BYTES 65536
-
-void ath_insert_filter(request_rec *r)
+ATH_HOT void ath_insert_filter(request_rec *r)
 {
     struct atropos_request *rec;
-    bool is_file = r->finfo.filetype == APR_REG && (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME));
-    bool small_file = is_file && r->finfo.size <= SMALL_FILE_BYTES;
-    bool may_have_body = r->method_number != M_GET;
 
-    if (ath_my_row == NULL || r->main != NULL || (small_file && !may_have_body) || (rec = ath_find(r)) == NULL)
+    if (ath_my_row == NULL || r->main != NULL || ath_is_small_file(r) || (rec = ath_find(r)) == NULL)
         return;
+    ath_label(rec);
     ATH_STORE(rec->filtered, true);
     ap_add_output_filter_handle(output_handle, rec, r, r->connection);
-    if (may_have_body)
+    if (r->method_number != M_GET)
         ap_add_input_filter_handle(input_handle, rec, r, r->connection);
 }
 

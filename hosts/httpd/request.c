@@ -145,7 +145,7 @@ int ath_pre_close_connection(conn_rec *c)
     return DECLINED;
 }
 
-void ath_suspend_connection(conn_rec *c, request_rec *r)
+ATH_HOT void ath_suspend_connection(conn_rec *c, request_rec *r)
 {
     ath_conn *conn = conn_of(c);
 
@@ -155,7 +155,7 @@ void ath_suspend_connection(conn_rec *c, request_rec *r)
     __atomic_store_n(&conn->parked, 1, __ATOMIC_RELEASE);
 }
 
-void ath_resume_connection(conn_rec *c, request_rec *r)
+ATH_HOT void ath_resume_connection(conn_rec *c, request_rec *r)
 {
     ath_conn *conn = conn_of(c);
     struct atropos_request *rec;
@@ -179,7 +179,7 @@ void ath_resume_connection(conn_rec *c, request_rec *r)
 
 /* ---- requests ---- */
 
-static apr_status_t request_gone(void *rec_)
+ATH_HOT static apr_status_t request_gone(void *rec_)
 {
     struct atropos_request *rec = rec_;
     ath_conn *conn = rec->conn;
@@ -203,24 +203,7 @@ static apr_status_t request_gone(void *rec_)
     return APR_SUCCESS;
 }
 
-/* "GET /path", as much of it as a label takes; no query, which may hold secrets. */
-static void label(request_rec *r, atropos_task_t task)
-{
-    char text[48];
-    size_t method = strlen(r->method), uri = strlen(r->uri);
-
-    if (method > 16)
-        method = 16;
-    if (uri > sizeof(text) - 2 - method)
-        uri = sizeof(text) - 2 - method;
-    memcpy(text, r->method, method);
-    text[method] = ' ';
-    memcpy(text + method + 1, r->uri, uri);
-    text[method + 1 + uri] = '\0';
-    atropos_task_set(task, ATROPOS_TASK_LABEL, (int64_t)(intptr_t)text);
-}
-
-int ath_post_read_request(request_rec *r)
+ATH_HOT int ath_post_read_request(request_rec *r)
 {
     conn_rec *c = r->connection;
     ath_conn *conn;
@@ -252,17 +235,16 @@ int ath_post_read_request(request_rec *r)
         end_slot(conn); /* pipelined: the answer before is still being written */
     rec->conn = conn;
     rec->r = r;
-    rec->filtered = rec->scripted = rec->started = rec->answered = false;
+    rec->filtered = rec->scripted = rec->started = rec->answered = rec->labelled = false;
     rec->slot_held = conn->fd >= 0;
     ATH_STORE(rec->phase, ATH_PHASE_RUNNING);
-    pthread_mutex_lock(&rec->lock);
+    /* No lock: until the token is there, a canceller under the lock finds none and looks at nothing else. */
     rec->c = c;
     rec->task = task;
     rec->fd = conn->fd;
     rec->stop = NULL;
     ATH_STORE(rec->rung, 0);
-    rec->token = rec->sequence << INDEX_BITS | rec->index;
-    pthread_mutex_unlock(&rec->lock);
+    __atomic_store_n(&rec->token, rec->sequence << INDEX_BITS | rec->index, __ATOMIC_RELEASE);
     ATH_STORE(conn->current, rec);
     ap_set_module_config(r->request_config, &atropos_module, rec);
     /* Registered first, so it runs last: after the request was logged and everybody else has cleaned up. */
@@ -275,7 +257,6 @@ int ath_post_read_request(request_rec *r)
     }
     if (rec->slot_held)
         atropos_task_get_resource(task, ath_slots, 0, 1);
-    label(r, task);
     return DECLINED;
 }
 
@@ -287,19 +268,48 @@ struct atropos_request *ath_find(request_rec *r)
     return ap_get_module_config(r->request_config, &atropos_module);
 }
 
+/* "GET /path", as much of it as a label takes; no query, which may hold secrets. */
+void ath_label(struct atropos_request *rec)
+{
+    const request_rec *r = rec->r;
+    char text[48];
+    size_t method = strnlen(r->method, 16), uri = strnlen(r->uri, sizeof(text) - 2 - method);
+
+    if (rec->labelled)
+        return;
+    rec->labelled = true;
+    memcpy(text, r->method, method);
+    text[method] = ' ';
+    memcpy(text + method + 1, r->uri, uri);
+    text[method + 1 + uri] = '\0';
+    atropos_task_set(rec->task, ATROPOS_TASK_LABEL, (int64_t)(intptr_t)text);
+}
+
+/* A file that fits into a socket's buffer is sent faster than anybody could cancel it. */
+#define SMALL_FILE_BYTES 65536
+
+ATH_HOT bool ath_is_small_file(const request_rec *r)
+{
+    return r->finfo.filetype == APR_REG && r->finfo.size <= SMALL_FILE_BYTES && r->method_number == M_GET &&
+           (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME));
+}
+
 /* The first hook that knows the location and the directory. After an internal redirect the new place counts. */
-int ath_header_parser(request_rec *r)
+ATH_HOT int ath_header_parser(request_rec *r)
 {
     const ath_dir_config *cfg;
     struct atropos_request *rec;
+    bool told;
 
     if (ath_my_row == NULL || r->main != NULL)
         return DECLINED;
     cfg = ap_get_module_config(r->per_dir_config, &atropos_module);
-    if (r->prev == NULL && !cfg->class_set && !cfg->priority_set && !cfg->protect_set && !cfg->background_set)
+    told = cfg->class_set || cfg->priority_set || cfg->protect_set || cfg->background_set;
+    /* The handler is not known yet: what looks like a small file and is a script gets its label when it is. */
+    if ((r->prev == NULL && !told && ath_is_small_file(r)) || (rec = ath_find(r)) == NULL)
         return DECLINED;
-    rec = ath_find(r);
-    if (rec == NULL)
+    ath_label(rec);
+    if (r->prev == NULL && !told)
         return DECLINED;
     atropos_task_set(rec->task, ATROPOS_TASK_CLASS, cfg->request_class);
     atropos_task_set(rec->task, ATROPOS_TASK_PRIORITY, cfg->priority);

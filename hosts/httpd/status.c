@@ -280,12 +280,13 @@ static int cancel_by_hand(request_rec *r)
     return OK;
 }
 
-int ath_status_handler(request_rec *r)
+ATH_HOT int ath_status_handler(request_rec *r)
 {
     struct atropos_request *rec;
     const char *json;
 
-    if (r->handler == NULL || (strcmp(r->handler, "atropos-status") && strcmp(r->handler, "atropos-cancel")))
+    if (r->handler == NULL || strncmp(r->handler, "atropos-", 8) ||
+        (strcmp(r->handler, "atropos-status") && strcmp(r->handler, "atropos-cancel")))
         return DECLINED;
     /* Whoever looks at an overload is not to be taken for its cause. */
     if (ath_my_row != NULL && (rec = ath_find(r)) != NULL)

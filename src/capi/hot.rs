@@ -1,4 +1,7 @@
 //! The hot calls, bound and explicit, and the paper's six names.
+//!
+//! What a host with a task for each request calls every time stands side by side (`.text.hot`, in region and trace as
+//! well): between two requests the processor runs other code for long, so each page and line of ours is fetched anew.
 
 use super::{atropos_cancel_fn, atropos_resource_t, atropos_task_t, guard};
 use crate::process::{active, bound};
@@ -151,6 +154,7 @@ pub extern "C" fn atropos_request_end(status: i32) {
 
 /// As atropos_get_resource_on, on a task. One thread at a time per task.
 #[no_mangle]
+#[link_section = ".text.hot.atropos"]
 pub extern "C" fn atropos_task_get_resource(t: atropos_task_t, r: atropos_resource_t, instance: u64, amount: u64) {
     guard((), || {
         let Some(process) = active() else { return };

@@ -20,6 +20,7 @@ pub extern "C" fn atropos_create_cancel(key: u64) -> atropos_task_t {
 
 /// Ends a task; what it held is forgotten. A second call, 0 and stale handles do nothing.
 #[no_mangle]
+#[link_section = ".text.hot.atropos"]
 pub extern "C" fn atropos_free_cancel(task: atropos_task_t) {
     guard((), || {
         if let Some(p) = active() {
@@ -30,6 +31,7 @@ pub extern "C" fn atropos_free_cancel(task: atropos_task_t) {
 
 /// As atropos_create_cancel, bound to no thread: for hosts that use the explicit calls.
 #[no_mangle]
+#[link_section = ".text.hot.atropos"]
 pub extern "C" fn atropos_task_create(key: u64) -> atropos_task_t {
     guard(0, || active().map_or(0, |p| p.create(key, false)))
 }

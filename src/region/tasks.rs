@@ -32,6 +32,12 @@ pub fn active_word(handle: u64) -> u64 {
     handle >> INDEX_BITS << STATE_BITS | ACTIVE
 }
 
+/// The state word under which the slot of `handle`, which has ended, is still kept for the thread that ended it.
+#[inline(always)]
+fn cached_word(handle: u64) -> u64 {
+    handle >> INDEX_BITS << STATE_BITS | CACHED
+}
+
 fn next_generation(word: u64) -> u64 {
     ((word >> STATE_BITS) + 1) & GENERATION_MASK
 }
@@ -85,7 +91,9 @@ fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option
                 if let Some(word) = claim(&slots[index], word) {
                     // Low numbers first: the controller reads up to the highest one ever used.
                     hint.store(if wanted == FREE { index as u32 + 1 } else { 0 }, Relaxed);
-                    used.fetch_max(index as u32 + 1, Relaxed);
+                    if used.load(Relaxed) <= index as u32 {
+                        used.fetch_max(index as u32 + 1, Relaxed);
+                    }
                     return Some((index, word));
                 }
             }
@@ -96,13 +104,13 @@ fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option
 
 impl Region {
     /// Begins a task; None when the table is full (counted). `cached` is the handle this thread ended last.
+    #[link_section = ".text.hot.atropos"]
     pub fn begin_task(&self, me: ProcessId, key: u64, cached: u64) -> Option<u64> {
         let h = self.header();
         let tasks = self.tasks();
         let again = tasks.get(index_of(cached)).and_then(|slot| {
             // Only the slot this thread left behind: same generation, still CACHED.
-            let word = cached >> INDEX_BITS << STATE_BITS | CACHED;
-            claim(slot, word).map(|word| (index_of(cached), word))
+            claim(slot, cached_word(cached)).map(|word| (index_of(cached), word))
         });
         let Some((index, word)) = again.or_else(|| claim_any(tasks, &h.task_hint, &h.tasks_used)) else {
             h.counters.tasks_untracked.fetch_add(1, Relaxed);
@@ -123,6 +131,7 @@ impl Region {
     }
 
     /// Ends a task of this process; `keep` = this thread may want the slot again soon. False for a stale or foreign handle.
+    #[link_section = ".text.hot.atropos"]
     pub fn end_task(&self, me: ProcessId, handle: u64, keep: bool) -> bool {
         let Some(slot) = self.own_task(me.pid, handle) else {
             return false;
@@ -134,6 +143,12 @@ impl Region {
         let next = word & !((1 << STATE_BITS) - 1) | if keep { CACHED } else { FREE };
         // Compare-and-swap: of two threads that free it at once, one does.
         slot.state.compare_exchange(word, next, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Is the slot of `handle` still kept for whoever ended it with `keep`?
+    pub fn is_kept(&self, handle: u64) -> bool {
+        let slot = self.tasks().get(index_of(handle));
+        slot.is_some_and(|slot| slot.state.load(Relaxed) == cached_word(handle))
     }
 
     /// The slot of a live handle.
@@ -283,9 +298,12 @@ mod tests {
     fn a_thread_gets_its_slot_again_and_others_take_it_when_full() {
         let (r, me) = region();
         let a = r.begin_task(me, 1, 0).unwrap();
+        assert!(!r.is_kept(a), "it lives");
         r.end_task(me, a, true);
+        assert!(r.is_kept(a) && !r.is_kept(0));
         let b = r.begin_task(me, 2, a).unwrap();
         assert_eq!(index_of(a), index_of(b));
+        assert!(!r.is_kept(a), "another generation has it");
         r.end_task(me, b, true);
         let others: Vec<u64> = (0..16).map(|k| r.begin_task(me, k, 0).unwrap()).collect();
         assert_eq!(r.begin_task(me, 99, b), None, "its cached slot has gone, the table is full");

@@ -247,28 +247,34 @@ impl Trace {
 
     /// Drops every holding (the end of a transaction). `now_ns` closes their hold times.
     pub fn release_all(&self, now_ns: u64) {
-        self.seq.write(|| {
-            let mut rest = self.occupied.load(Relaxed);
-            while rest != 0 {
-                let i = rest.trailing_zeros() as usize;
-                let resource = self.held[i].resource.load(Relaxed) as usize % MAX_RESOURCES;
-                let held_ns = now_ns.saturating_sub(self.held[i].since_ns.load(Relaxed));
-                let hold_ns = &self.cells[resource].hold_ns;
-                hold_ns.store(hold_ns.load(Relaxed).wrapping_add(held_ns), Relaxed);
-                rest &= rest - 1;
-            }
-            self.occupied.store(0, Relaxed);
-        });
+        self.seq.write(|| self.drop_holdings(now_ns));
+    }
+
+    fn drop_holdings(&self, now_ns: u64) {
+        let mut rest = self.occupied.load(Relaxed);
+        while rest != 0 {
+            let i = rest.trailing_zeros() as usize;
+            let resource = self.held[i].resource.load(Relaxed) as usize % MAX_RESOURCES;
+            let held_ns = now_ns.saturating_sub(self.held[i].since_ns.load(Relaxed));
+            let hold_ns = &self.cells[resource].hold_ns;
+            hold_ns.store(hold_ns.load(Relaxed).wrapping_add(held_ns), Relaxed);
+            rest &= rest - 1;
+        }
+        self.occupied.store(0, Relaxed);
     }
 
     /// Forgets what a task did; totals stay, for they belong to the slot and only ever grow.
     pub fn clear(&self, now_ns: u64) {
-        self.release_all(now_ns);
         self.seq.write(|| {
+            self.drop_holdings(now_ns);
             self.close_wait(now_ns);
             self.blocked_by.store(0, Relaxed);
-            self.progress_done.store(0, Relaxed);
-            self.progress_total.store(0, Relaxed);
+            // A line of its own, which most tasks never wrote: not made this processor's for nothing.
+            for progress in [&self.progress_done, &self.progress_total] {
+                if progress.load(Relaxed) != 0 {
+                    progress.store(0, Relaxed);
+                }
+            }
         });
     }
 }

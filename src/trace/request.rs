@@ -60,6 +60,7 @@ impl Region {
     }
 
     /// Ends the request in flight, if there is one. Status 0 = ok.
+    #[link_section = ".text.hot.atropos"]
     pub fn end_request(&self, slot: &TaskSlot, status: i32) {
         if slot.request_start_ns.load(Relaxed) != 0 {
             self.close_request(slot, status, self.now_ns());

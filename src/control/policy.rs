@@ -415,8 +415,7 @@ impl<'a> Chooser<'a> {
         let counted = c.uses.iter().filter(|u| weight(u) > 0.0).filter_map(|u| self.place(u));
         let untracked_waiting =
             counted.fold(0u64, |sum, r| sum.saturating_add(self.window.resources[r].untracked_waiting));
-        let waiting = victims.len().saturating_add(untracked_waiting as usize);
-        Pick {
+        let mut pick = Pick {
             task: c.task,
             scope: task.scope,
             resource: best.resource,
@@ -430,10 +429,12 @@ impl<'a> Chooser<'a> {
             gain_ns: best.gain_ns,
             progress: c.progress,
             work_lost_ns: c.work_lost_ns,
-            reason: reason(resource, best, c, task, waiting, rated.relief_share),
+            reason: String::new(),
             victims,
             untracked_waiting,
-        }
+        };
+        pick.reason = reason(resource, best, c, task, pick.waiting(), rated.relief_share);
+        pick
     }
 
     /// Takes back later picks without which contention falls all the same: the smallest set.

@@ -124,7 +124,7 @@ pub extern "C" fn atropos_task_set(task: atropos_task_t, what: u32, value: i64) 
             ATROPOS_TASK_WORK_START => {
                 let begins = range(0, 1)? == 1;
                 let waited_ns = slot.trace.waited_ns.load(Relaxed);
-                slot.work_waited.store((waited_ns >> WAITED_SHIFT) as u32, Relaxed);
+                slot.work_waited.store(waited_mark(waited_ns), Relaxed);
                 slot.work_start_ns.store(if begins { region.now_ns() } else { 0 }, Relaxed)
             }
             _ => {

@@ -24,6 +24,11 @@ pub const LABEL_WORDS: usize = 6;
 pub const REASON_WORDS: usize = if cfg!(loom) { 1 } else { 20 };
 /// About a millisecond: the unit in which a holding remembers how long its worker had waited before.
 pub const WAITED_SHIFT: u32 = 20;
+/// A worker's `waited_ns` as holdings and units of work note it: in units of 2^WAITED_SHIFT ns, modulo 2^32.
+#[inline(always)]
+pub const fn waited_mark(waited_ns: u64) -> u32 {
+    (waited_ns >> WAITED_SHIFT) as u32
+}
 /// Holdings a worker can have at once.
 pub const HOLDINGS: usize = 64;
 pub const DECISIONS: usize = 64;

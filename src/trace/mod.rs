@@ -5,7 +5,7 @@ pub mod request;
 pub mod view;
 
 use crate::primitive::Ordering::Relaxed;
-use crate::region::layout::{Trace, HOLDINGS, MAX_RESOURCES, WAITED_SHIFT};
+use crate::region::layout::{waited_mark, Trace, HOLDINGS, MAX_RESOURCES};
 
 /// Amounts are clamped here, so that no sum of a run's amounts can overflow.
 pub const MAX_AMOUNT: u64 = 1 << 40;
@@ -26,7 +26,7 @@ impl crate::region::layout::HoldingCell {
 
     #[inline(always)]
     fn fill(&self, resource: u32, instance: u64, since_ns: u64, amount: u64, waited_ns: u64) {
-        self.waited.store((waited_ns >> WAITED_SHIFT) as u32, Relaxed);
+        self.waited.store(waited_mark(waited_ns), Relaxed);
         self.resource.store(resource, Relaxed);
         self.instance.store(instance, Relaxed);
         self.since_ns.store(since_ns, Relaxed);

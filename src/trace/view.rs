@@ -1,7 +1,7 @@
 //! What a worker does now, read by others at one moment.
 
 use crate::primitive::Ordering::{Acquire, Relaxed};
-use crate::region::layout::{Trace, MAX_RESOURCES, WAITED_SHIFT};
+use crate::region::layout::{waited_mark, Trace, MAX_RESOURCES, WAITED_SHIFT};
 
 /// A writer that is still at it after so many looks was descheduled half-way.
 const LOOKS: u32 = 16;
@@ -84,7 +84,7 @@ impl Trace {
 
     fn look(&self, since_ns: u64) -> TraceView {
         let mut view = TraceView {
-            waited: (self.waited_ns.load(Relaxed) >> WAITED_SHIFT) as u32,
+            waited: waited_mark(self.waited_ns.load(Relaxed)),
             progress: (self.progress_done.load(Relaxed), self.progress_total.load(Relaxed)),
             ..TraceView::default()
         };

@@ -1,7 +1,8 @@
 //! Slots of tasks and workers: handles, claiming, ending, reaping.
 //!
 //! A handle is `generation << INDEX_BITS | index + 1`. A slot's state word is `generation << STATE_BITS | state`; it
-//! changes by compare-and-swap only, so a handle is valid exactly while the word says "this generation, ACTIVE".
+//! changes by compare-and-swap only, so a handle is valid exactly while the word says "this generation, ACTIVE". While it
+//! is CLAIMED the bits above the generation name the claimer: it may be killed before it wrote itself down as the owner.
 
 use super::layout::*;
 use super::owner::ProcessId;
@@ -13,8 +14,10 @@ use crate::primitive::{
 
 pub const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
-/// Generations wrap within a handle's 44 bits.
-const GENERATION_MASK: u64 = (1 << (64 - INDEX_BITS)) - 1;
+/// Generations wrap here; above them a claimed slot's word has room for a pid (Linux: below 2^22).
+const GENERATION_BITS: u32 = 40;
+const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
+const CLAIMER_SHIFT: u32 = GENERATION_BITS + STATE_BITS;
 
 #[inline(always)]
 pub fn handle_of(index: usize, state_word: u64) -> u64 {
@@ -73,14 +76,15 @@ impl Slot for WorkerSlot {
     }
 }
 
-/// Takes `slot` if its word still is `seen`; returns the new word, state CLAIMED.
-fn claim<S: Slot>(slot: &S, seen: u64) -> Option<u64> {
-    let next = next_generation(seen) << STATE_BITS | CLAIMED;
-    slot.state().compare_exchange(seen, next, AcqRel, Relaxed).ok().map(|_| next)
+/// Takes `slot` for process `pid` if its word still is `seen`; returns the word it will have, without a state.
+fn claim<S: Slot>(slot: &S, seen: u64, pid: u32) -> Option<u64> {
+    let next = next_generation(seen) << STATE_BITS;
+    let claimed = (pid as u64) << CLAIMER_SHIFT | next | CLAIMED;
+    slot.state().compare_exchange(seen, claimed, AcqRel, Relaxed).ok().map(|_| next)
 }
 
 /// Claims a free slot, starting at the hint; failing that, one that a thread only keeps for later.
-fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option<(usize, u64)> {
+fn claim_any<S: Slot>(slots: &[S], pid: u32, hint: &AtomicU32, used: &AtomicU32) -> Option<(usize, u64)> {
     let n = slots.len();
     let start = hint.load(Relaxed) as usize % n;
     for wanted in [FREE, CACHED] {
@@ -88,7 +92,7 @@ fn claim_any<S: Slot>(slots: &[S], hint: &AtomicU32, used: &AtomicU32) -> Option
             let index = (start + i) % n;
             let word = slots[index].state().load(Relaxed);
             if word & ((1 << STATE_BITS) - 1) == wanted {
-                if let Some(word) = claim(&slots[index], word) {
+                if let Some(word) = claim(&slots[index], word, pid) {
                     // Low numbers first: the controller reads up to the highest one ever used.
                     hint.store(if wanted == FREE { index as u32 + 1 } else { 0 }, Relaxed);
                     if used.load(Relaxed) <= index as u32 {
@@ -110,9 +114,9 @@ impl Region {
         let tasks = self.tasks();
         let again = tasks.get(index_of(cached)).and_then(|slot| {
             // Only the slot this thread left behind: same generation, still CACHED.
-            claim(slot, cached_word(cached)).map(|word| (index_of(cached), word))
+            claim(slot, cached_word(cached), me.pid).map(|word| (index_of(cached), word))
         });
-        let Some((index, word)) = again.or_else(|| claim_any(tasks, &h.task_hint, &h.tasks_used)) else {
+        let Some((index, word)) = again.or_else(|| claim_any(tasks, me.pid, &h.task_hint, &h.tasks_used)) else {
             h.counters.tasks_untracked.fetch_add(1, Relaxed);
             return None;
         };
@@ -126,7 +130,7 @@ impl Region {
         slot.label[0].store(0, Relaxed);
         slot.work_start_ns.store(0, Relaxed);
         slot.open_request(self.now_ns());
-        slot.state.store(word & !CLAIMED | ACTIVE, Release);
+        slot.state.store(word | ACTIVE, Release);
         Some(handle_of(index, word))
     }
 
@@ -176,14 +180,14 @@ impl Region {
         self.task(task)?;
         let h = self.header();
         let workers = self.workers();
-        let Some((index, word)) = claim_any(workers, &h.worker_hint, &h.workers_used) else {
+        let Some((index, word)) = claim_any(workers, me.pid, &h.worker_hint, &h.workers_used) else {
             h.counters.workers_untracked.fetch_add(1, Relaxed);
             return None;
         };
         let slot = &workers[index];
         slot.owner.set(me);
         slot.task.store(task, Relaxed);
-        slot.state.store(word & !CLAIMED | ACTIVE, Release);
+        slot.state.store(word | ACTIVE, Release);
         Some(handle_of(index, word))
     }
 
@@ -224,15 +228,15 @@ impl Region {
             verdicts.push((owner, dead));
             dead
         };
-        let now_ns = self.now_ns();
+        let (me, now_ns) = (std::process::id(), self.now_ns());
         let mut reaped = 0;
         let tasks = self.tasks().iter().take(h.tasks_used.load(Acquire) as usize);
         let workers = self.workers().iter().take(h.workers_used.load(Acquire) as usize);
         for slot in tasks {
-            reaped += reap_slot(slot, now_ns, &mut dead) as usize;
+            reaped += reap_slot(slot, me, now_ns, &mut dead) as usize;
         }
         for slot in workers {
-            reaped += reap_slot(slot, now_ns, &mut dead) as usize;
+            reaped += reap_slot(slot, me, now_ns, &mut dead) as usize;
         }
         for agent in &h.agents {
             let word = agent.word.load(Acquire);
@@ -245,18 +249,21 @@ impl Region {
     }
 }
 
-fn reap_slot<S: Slot>(slot: &S, now_ns: u64, dead: &mut impl FnMut(ProcessId) -> bool) -> bool {
+/// Frees a slot whose owner has died; `me` claims it for that long, so that a reaper that dies over it is reaped as well.
+fn reap_slot<S: Slot>(slot: &S, me: u32, now_ns: u64, dead: &mut impl FnMut(ProcessId) -> bool) -> bool {
     let word = slot.state().load(Acquire);
-    // CLAIMED is between two states for an instant and its owner may not be written yet: a slot whose claimer died just
-    // then stays lost, which costs one slot and never a wrong free.
-    if !matches!(word & 3, ACTIVE | CACHED) || !dead(slot.owner().get()) {
+    let owner = match word & 3 {
+        ACTIVE | CACHED => slot.owner().get(),
+        // Killed inside begin: only the pid is known.
+        CLAIMED => ProcessId { pid: (word >> CLAIMER_SHIFT) as u32, start_ticks: 0 },
+        _ => return false,
+    };
+    if !dead(owner) {
         return false;
     }
-    if slot.state().compare_exchange(word, word & !3 | CLAIMED, AcqRel, Relaxed).is_err() {
-        return false;
-    }
+    let Some(next) = claim(slot, word, me) else { return false };
     slot.trace().clear(now_ns);
-    slot.state().store((next_generation(word) << STATE_BITS) | FREE, Release);
+    slot.state().store(next | FREE, Release);
     true
 }
 
@@ -329,6 +336,31 @@ mod tests {
     }
 
     #[test]
+    fn slots_of_those_who_died_inside_begin_come_back() {
+        let (r, me) = region();
+        let dead = ProcessId { pid: 0x003f_fff0, start_ticks: 1 };
+        let h = r.header();
+        for pid in [dead.pid, me.pid] {
+            assert!(claim_any(r.tasks(), pid, &h.task_hint, &h.tasks_used).is_some());
+            assert!(claim_any(r.workers(), pid, &h.worker_hint, &h.workers_used).is_some());
+        }
+        assert_eq!((r.reap(true), r.reap(true)), (2, 0), "whoever lives may go on where it is");
+        let again = r.begin_task(me, 1, 0).into_iter().chain((0..15).filter_map(|k| r.begin_task(me, k, 0)));
+        assert_eq!(again.count(), 15);
+    }
+
+    #[test]
+    fn generations_wrap_and_leave_room_for_the_claimer() {
+        let (r, me) = region();
+        for slot in r.tasks() {
+            slot.state.store(GENERATION_MASK << STATE_BITS, Relaxed);
+        }
+        let a = r.begin_task(me, 1, 0).unwrap();
+        assert_eq!((a >> INDEX_BITS, r.task(a).is_some()), (0, true));
+        assert!(r.end_task(me, a, false) && r.begin_task(me, 1, 0).is_some_and(|b| b != a));
+    }
+
+    #[test]
     fn racing_threads_never_share_a_slot() {
         let (r, me) = region();
         std::thread::scope(|s| {
@@ -377,11 +409,11 @@ mod loom_tests {
         loom::model(|| {
             let slot = Arc::new(OneSlot(AtomicU64::new(FREE)));
             let other = slot.clone();
-            let thread = loom::thread::spawn(move || claim(&*other, FREE));
-            let mine = claim(&*slot, FREE);
+            let thread = loom::thread::spawn(move || claim(&*other, FREE, 7));
+            let mine = claim(&*slot, FREE, 8);
             let theirs = thread.join().unwrap();
             assert!(mine.is_some() ^ theirs.is_some());
-            assert_eq!(mine.or(theirs), Some(1 << STATE_BITS | CLAIMED));
+            assert_eq!(mine.or(theirs), Some(1 << STATE_BITS));
         });
     }
 }

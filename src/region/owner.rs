@@ -35,16 +35,19 @@ impl ProcessId {
     }
 }
 
-/// Start time in clock ticks since boot (field 22 of /proc/PID/stat); None if there is no such process or it is a zombie.
+/// Start time in clock ticks since boot (field 22 of /proc/PID/stat); None if there is no such process or all of it is a
+/// zombie.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command may contain spaces and brackets: count from its last ')'.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let state = fields.next()?;
-    if state == "Z" || state == "X" {
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    // A process whose first thread has ended (pthread_exit in main) shows that thread's Z and lives on in the others.
+    if state == "X" || state == "Z" && threads <= 1 {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    fields.nth(1)?.parse().ok()
 }
 
 impl Owner {
@@ -81,5 +84,17 @@ mod tests {
         assert!(!id.is_alive());
         child.wait().unwrap();
         assert!(!id.is_alive());
+    }
+
+    #[test]
+    fn this_process_started_lately() {
+        // Fields are counted from behind the name: state, 16 fields, threads, one field, start time.
+        let me = std::process::id();
+        let boot = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime_s: f64 = boot.split(' ').next().unwrap().parse().unwrap();
+        // SAFETY: sysconf only reads.
+        let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+        let age_s = uptime_s - start_ticks(me).unwrap() as f64 / ticks_per_s;
+        assert!((-1.0..3600.0).contains(&age_s), "{age_s}");
     }
 }

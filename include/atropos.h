@@ -114,6 +114,8 @@
 
 /**
  * Settings. `size` must be sizeof(atropos_config). Numbers: 0 = default. Precedence: defaults < file < text < fields.
+ * A program may be built with an older or a newer header than the library's: the struct only grows at its end, and fields
+ * that the library does not know must be 0.
  * The text keys are the field names, and `clock` (auto, coarse, precise).
  */
 typedef struct atropos_config {
@@ -235,7 +237,10 @@ typedef void (*atropos_decision_fn)(const char *json, void *arg);
 /** A worker (one thread or process working for a task), returned by atropos_task_attach. */
 typedef uint64_t atropos_worker_t;
 
-/** A task's mailbox, for the host that acts on it. */
+/**
+ * A task's mailbox, for the host that acts on it. `size` must be sizeof(atropos_cancel_info): no more is written, and
+ * fields that only a newer header has become 0.
+ */
 typedef struct atropos_cancel_info {
   size_t size;
   uint64_t scope;

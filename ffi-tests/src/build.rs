@@ -83,12 +83,12 @@ pub enum Link {
 }
 
 /// The compiler with the flags under which the headers must be clean.
-pub fn compiler(source: &Path) -> Command {
+pub fn compiler(source: &Path, headers: &Path) -> Command {
     let cpp = source.extension().is_some_and(|e| e == "cpp");
     let mut cc = if cpp { Command::new("c++") } else { Command::new("cc") };
     cc.arg(if cpp { "-std=c++17" } else { "-std=c11" });
     cc.args(["-D_GNU_SOURCE", "-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]);
-    cc.arg(root().join("include")).arg(source);
+    cc.arg(headers).arg(source);
     cc
 }
 
@@ -106,11 +106,16 @@ pub fn compile(mut cc: Command, what: &str) {
 /// Compiles `c/<file>`, links it as asked, runs it with `args` in a folder of its own, and panics with what it
 /// wrote unless it ends with 0 in time. `{lib}` in an argument becomes the path of the shared library.
 pub fn run(file: &str, link: Link, args: &[&str]) {
+    run_with(&root().join("include"), file, link, args);
+}
+
+/// The same with the headers in `headers` instead of this checkout's.
+pub fn run_with(headers: &Path, file: &str, link: Link, args: &[&str]) {
     let lib = library();
     let source = root().join("ffi-tests/c").join(file);
     let dir = scratch(&format!("{file}-{link:?}-{}", args.join("-").replace(['/', '{', '}'], "")));
     let exe = dir.join("program");
-    let mut cc = compiler(&source);
+    let mut cc = compiler(&source, headers);
     match link {
         Link::Static => {
             cc.arg(&lib.archive).args(STATIC_NEEDS);

@@ -50,6 +50,7 @@ programs! {
     failover: "failover.c" [];
     takeover: "takeover.c" [];
     storm: "storm.c" [];
+    versions: "versions.c" [];
 }
 
 /// Loading at run time makes sense for the shared library only; the program links nothing.

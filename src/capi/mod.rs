@@ -8,6 +8,10 @@
 mod hot;
 mod tasks;
 
+// For callers in Rust (fuzzing, benches): the same functions that C hosts call.
+pub use hot::*;
+pub use tasks::*;
+
 use crate::cancel::action;
 use crate::config::{Config, Mode};
 use crate::control::window::ResourceKind;
@@ -96,6 +100,8 @@ pub const ATROPOS_EDGE_QUEUED: u32 = 2;
 pub const ATROPOS_ACTION_ANYWHERE: u32 = 1;
 
 /// Settings. `size` must be sizeof(atropos_config). Numbers: 0 = default. Precedence: defaults < file < text < fields.
+/// A program may be built with an older or a newer header than the library's: the struct only grows at its end, and fields
+/// that the library does not know must be 0.
 /// The text keys are the field names, and `clock` (auto, coarse, precise).
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -168,8 +174,10 @@ pub struct atropos_cancel_request {
     pub reason: *const c_char,
 }
 
-/// A task's mailbox, for the host that acts on it.
+/// A task's mailbox, for the host that acts on it. `size` must be sizeof(atropos_cancel_info): no more is written, and
+/// fields that only a newer header has become 0.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct atropos_cancel_info {
     pub size: usize,
     pub scope: u64,
@@ -260,23 +268,65 @@ unsafe fn text_of<'a>(what: &str, text: *const c_char) -> Result<Option<&'a str>
     text.to_str().map(Some).map_err(|_| Error::new(Code::Invalid, format!("{what} is not UTF-8")))
 }
 
-/// SAFETY: as `atropos_init`.
-unsafe fn config_from(base: Config, cfg: *const atropos_config) -> Result<Config> {
-    let mut config = base;
-    // SAFETY: the caller's promise; `size` is read before anything else, and nothing beyond it.
-    let Some(c) = (unsafe { cfg.as_ref() }) else {
-        return Ok(config);
-    };
-    let expected = std::mem::size_of::<atropos_config>();
-    if c.size != expected {
+/// Bytes of `atropos_config` in the first release; it only ever grows at its end.
+const CONFIG_BYTES_FIRST: usize = 120;
+/// Bytes of `atropos_cancel_info` in the first release.
+const CANCEL_INFO_BYTES_FIRST: usize = 248;
+/// No struct of any version is as large: such a size is an uninitialised one, not a newer header's.
+const STRUCT_BYTES_MOST: usize = 4096;
+const _: () = assert!(
+    std::mem::size_of::<atropos_config>() >= CONFIG_BYTES_FIRST
+        && std::mem::size_of::<atropos_cancel_info>() >= CANCEL_INFO_BYTES_FIRST
+);
+
+/// Can a struct that says it has `size` bytes be of some version of the header?
+fn is_plausible_size(name: &str, size: usize, first: usize, known: usize) -> Result<()> {
+    if (first..=STRUCT_BYTES_MOST).contains(&size) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::Invalid,
+        format!("{name}.size is {size}, this library's struct has {known} bytes: set it to sizeof({name})"),
+    ))
+}
+
+/// The caller's settings, whichever version's header it was built with: fields that an older header does not have are 0
+/// (= default), and fields that only a newer one has must be 0, for this library cannot do what they ask.
+///
+/// SAFETY: as `atropos_init`; `cfg` is not NULL.
+unsafe fn sized_config(cfg: *const atropos_config) -> Result<atropos_config> {
+    let known = std::mem::size_of::<atropos_config>();
+    // SAFETY: the caller's promise: the first member is there whatever the version.
+    let size = unsafe { std::ptr::addr_of!((*cfg).size).read() };
+    is_plausible_size("atropos_config", size, CONFIG_BYTES_FIRST, known)?;
+    // SAFETY: the caller says that so many bytes are there.
+    let given = unsafe { std::slice::from_raw_parts(cfg.cast::<u8>(), size) };
+    if let Some(at) = given.iter().skip(known).position(|byte| *byte != 0) {
         return Err(Error::new(
             Code::Invalid,
             format!(
-                "atropos_config.size is {}, this library's struct has {expected} bytes: set it to sizeof(atropos_config) and build against this version's header",
-                c.size
+                "atropos_config has {size} bytes, this library knows {known} and byte {} is set: the program was built \
+                 for a newer libatropos; leave its newer fields 0 or install that version",
+                known + at
             ),
         ));
     }
+    let mut config = std::mem::MaybeUninit::<atropos_config>::zeroed();
+    // SAFETY: both have at least so many bytes and do not overlap; zero is valid for every field (NULL, 0).
+    unsafe {
+        std::ptr::copy_nonoverlapping(given.as_ptr(), config.as_mut_ptr().cast(), size.min(known));
+        Ok(config.assume_init())
+    }
+}
+
+/// SAFETY: as `atropos_init`.
+unsafe fn config_from(base: Config, cfg: *const atropos_config) -> Result<Config> {
+    let mut config = base;
+    if cfg.is_null() {
+        return Ok(config);
+    }
+    // SAFETY: the caller's promise.
+    let c = unsafe { sized_config(cfg)? };
     // SAFETY: the caller's promise about the pointers.
     let [file, text, region_path, decision_log] = unsafe {
         [
@@ -622,7 +672,7 @@ pub extern "C" fn atropos_controller_start() -> c_int {
 #[no_mangle]
 pub extern "C" fn atropos_controller_stop() -> c_int {
     code(|| {
-        process::require()?.stop_threads();
+        process::require()?.stop_threads(false);
         Ok(())
     })
 }

@@ -179,26 +179,36 @@ pub unsafe extern "C" fn atropos_task_cancel_info(t: atropos_task_t, info: *mut 
         let Some(request) = slot.standing_request() else {
             return 0;
         };
-        // SAFETY: the caller's promise.
-        let Some(info) = (unsafe { info.as_mut() }) else {
+        if info.is_null() {
             return 1;
-        };
-        if info.size != std::mem::size_of::<atropos_cancel_info>() {
-            remember("atropos_cancel_info.size is not sizeof(atropos_cancel_info)");
+        }
+        let known = std::mem::size_of::<atropos_cancel_info>();
+        // SAFETY: the caller's promise: the first member is there whatever the version.
+        let size = unsafe { std::ptr::addr_of!((*info).size).read() };
+        if let Err(e) = is_plausible_size("atropos_cancel_info", size, CANCEL_INFO_BYTES_FIRST, known) {
+            remember(&e.text);
             return 0;
         }
-        info.scope = request.scope;
-        info.decision_id = request.decision_id;
-        info.resource = request.resource;
-        info.rung = request.rung;
-        info.instance = request.instance;
-        info.held_ns = request.held_ns;
-        info.victims = request.victims;
+        let mut filled = atropos_cancel_info {
+            size,
+            scope: request.scope,
+            decision_id: request.decision_id,
+            resource: request.resource,
+            rung: request.rung,
+            instance: request.instance,
+            held_ns: request.held_ns,
+            victims: request.victims,
+            resource_name: [0; 32],
+            reason: [0; 160],
+        };
         let name = process.region.header().resource(request.resource).map_or(String::new(), |e| e.name());
-        // SAFETY: both arrays have the sizes given.
+        // SAFETY: both arrays have the sizes given; the caller says that `info` has `size` bytes.
         unsafe {
-            copy_out(&name, info.resource_name.as_mut_ptr(), info.resource_name.len());
-            copy_out(&request.reason, info.reason.as_mut_ptr(), info.reason.len());
+            copy_out(&name, filled.resource_name.as_mut_ptr(), filled.resource_name.len());
+            copy_out(&request.reason, filled.reason.as_mut_ptr(), filled.reason.len());
+            let to = info.cast::<u8>();
+            std::ptr::copy_nonoverlapping(std::ptr::addr_of!(filled).cast(), to, size.min(known));
+            std::ptr::write_bytes(to.add(size.min(known)), 0, size.saturating_sub(known));
         }
         1
     })

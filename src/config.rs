@@ -89,6 +89,8 @@ pub struct Key {
     /// What a value may be, in words; part of the error text.
     pub allowed: &'static str,
     set: fn(&mut Config, &str) -> Option<()>,
+    /// Puts the default in the place of a number that is out of range.
+    mend: fn(&mut Config),
 }
 
 fn number<T: std::str::FromStr + PartialOrd>(value: &str, low: T, high: T) -> Option<T> {
@@ -109,6 +111,11 @@ macro_rules! key {
                 c.$name = number(v, $low, $high)?;
                 Some(())
             },
+            mend: |c| {
+                if !($low..=$high).contains(&c.$name) {
+                    c.$name = Config::default().$name;
+                }
+            },
         }
     };
 }
@@ -122,6 +129,7 @@ pub const KEYS: &[Key] = &[
             c.mode = [Mode::Off, Mode::Observe, Mode::Enforce].into_iter().find(|m| m.name() == v)?;
             Some(())
         },
+        mend: |_| (),
     },
     key!(max_tasks, 16, 65536, " (tasks)"),
     key!(max_workers, 16, 65536, " (workers)"),
@@ -147,6 +155,7 @@ pub const KEYS: &[Key] = &[
             };
             Some(())
         },
+        mend: |_| (),
     },
     Key {
         name: "region_path",
@@ -155,6 +164,7 @@ pub const KEYS: &[Key] = &[
             c.region_path = path(v)?;
             Some(())
         },
+        mend: |_| (),
     },
     Key {
         name: "decision_log",
@@ -163,6 +173,7 @@ pub const KEYS: &[Key] = &[
             c.decision_log = path(v)?;
             Some(())
         },
+        mend: |_| (),
     },
 ];
 
@@ -179,6 +190,11 @@ impl Config {
         (key.set)(self, value).ok_or_else(|| {
             Error::new(Code::Config, format!("{place}: bad value `{value}` for `{name}`; allowed: {}", key.allowed))
         })
+    }
+
+    /// Puts the default in the place of every number that no text could have set.
+    pub fn mend(&mut self) {
+        KEYS.iter().for_each(|key| (key.mend)(self));
     }
 
     /// Applies `key = value` lines. `#` begins a comment; a value may stand in double quotes. `source` is named in

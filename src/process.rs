@@ -16,13 +16,17 @@ use crate::region::owner::ProcessId;
 use crate::region::tasks::{active_word, index_of};
 use crate::region::{futex_wait, Region};
 use std::cell::Cell;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::ptr::{null, null_mut};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, TryLockError};
 use std::time::Duration;
 
 /// What `atropos_gate` points to while there is no region.
 pub static CLOSED: AtomicU32 = AtomicU32::new(0);
+
+/// The controller's thread rests so long when a bug stopped its step.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 static ACTIVE: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 /// In a forked child: the parent's object, until `after_fork` adopts it.
@@ -41,15 +45,44 @@ pub struct Process {
     config: Mutex<Config>,
     controller: Mutex<Controller>,
     threads: Mutex<Threads>,
-    stop: Mutex<bool>,
-    stopped: Condvar,
     served: Served,
 }
 
 #[derive(Default)]
 struct Threads {
-    controller: Option<std::thread::JoinHandle<()>>,
-    agent: Option<std::thread::JoinHandle<()>>,
+    controller: Option<Worker>,
+    agent: Option<Worker>,
+    /// Shutdown has begun: none is started any more.
+    closed: bool,
+}
+
+/// A thread of the library's with a stop of its own: were it shared, a start in another thread would take back the stop
+/// that somebody waits for.
+struct Worker {
+    stop: Arc<Stop>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    fn ask(&self) {
+        *lock(&self.asked) = true;
+        self.changed.notify_all();
+    }
+
+    /// Pauses; true = stop.
+    fn wait(&self, timeout: Duration) -> bool {
+        let (asked, _) = self
+            .changed
+            .wait_timeout_while(lock(&self.asked), timeout, |asked| !*asked)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        *asked
+    }
 }
 
 /// What the calling thread is bound to. No destructor: a library that hosts may dlclose must not leave one behind.
@@ -151,8 +184,6 @@ impl Process {
             controller: Mutex::new(Controller::new(me, &config)),
             config: Mutex::new(config),
             threads: Mutex::default(),
-            stop: Mutex::new(false),
-            stopped: Condvar::new(),
             served: Served::new(),
         }
     }
@@ -174,7 +205,7 @@ impl Process {
                 return Err(Error::new(Code::Config, format!("`{name}` cannot change without a restart of the host")));
             }
         }
-        self.region.header().publish_settings(&next);
+        self.region.header().publish_settings(&next)?;
         *config = next;
         Ok(())
     }
@@ -188,48 +219,88 @@ impl Process {
             Err(TryLockError::WouldBlock) => return Role::Leader,
         };
         let log_path = lock(&self.config).decision_log.clone();
-        controller.tick(self.region, log_path.as_deref())
+        let step = || controller.tick(self.region, log_path.as_deref());
+        match catch_unwind(AssertUnwindSafe(step)) {
+            Ok(role) => role,
+            Err(panic) => {
+                // Whatever it left half-done is forgotten; the lease runs out and is taken anew, here or elsewhere.
+                *controller = Controller::new(self.me, &self.config());
+                action::log(Level::Error, "a bug in libatropos stopped a step of the controller; it begins anew");
+                resume_unwind(panic)
+            }
+        }
     }
 
-    /// How long the host may pause before the next tick.
+    /// How long the host may pause before the next tick. While somebody is inside one (the caller itself, in a callback)
+    /// nobody is made to wait for its end.
     pub fn pause(&self) -> Duration {
-        lock(&self.controller).pause()
+        match self.controller.try_lock() {
+            Ok(controller) => controller.pause(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().pause(),
+            Err(TryLockError::WouldBlock) => Controller::SHORT_PAUSE,
+        }
     }
 
     /// Starts the controller's own thread.
     pub fn start_controller(&'static self) -> Result<()> {
-        let mut threads = lock(&self.threads);
-        if threads.controller.is_some() {
-            return Err(Error::new(Code::Already, "the controller thread runs already"));
-        }
-        *lock(&self.stop) = false;
-        threads.controller = Some(spawn("atropos-control", move || {
-            while !self.wait_stop(self.pause()) {
-                self.tick();
-            }
-        })?);
-        Ok(())
+        self.start(
+            |threads| &mut threads.controller,
+            "controller",
+            "atropos-control",
+            || {
+                Ok(move |stop: &Stop| {
+                    let mut pause = self.pause();
+                    while !stop.wait(pause) {
+                        // A step that fails must not end the thread, nor fail again at full speed.
+                        let stepped = catch_unwind(AssertUnwindSafe(|| self.tick()));
+                        pause = if stepped.is_ok() { self.pause() } else { AFTER_PANIC };
+                    }
+                })
+            },
+        )
     }
 
     /// Starts the agent's own thread.
     pub fn start_agent(&'static self) -> Result<()> {
+        self.start(
+            |threads| &mut threads.agent,
+            "agent",
+            "atropos-agent",
+            || {
+                let agent = self.region.register_agent(self.me)?;
+                Ok(move |stop: &Stop| loop {
+                    let rings = agent.doorbell.load(Acquire);
+                    if self.served.rang(agent) {
+                        self.region.run_pending(self.me);
+                    }
+                    // The word is compared inside the kernel: a ring in between is not missed. The bound is for `stop`.
+                    futex_wait(&agent.doorbell, rings, Duration::from_millis(100));
+                    if *lock(&stop.asked) {
+                        return;
+                    }
+                })
+            },
+        )
+    }
+
+    /// Starts one of the two threads unless it runs.
+    fn start<B: FnOnce(&Stop) + Send + 'static>(
+        &self,
+        place: impl Fn(&mut Threads) -> &mut Option<Worker>,
+        what: &str,
+        name: &str,
+        body: impl FnOnce() -> Result<B>,
+    ) -> Result<()> {
         let mut threads = lock(&self.threads);
-        if threads.agent.is_some() {
-            return Err(Error::new(Code::Already, "the agent thread runs already"));
+        if threads.closed {
+            return Err(Error::new(Code::NotInit, "another thread is shutting libatropos down"));
         }
-        let agent = self.region.register_agent(self.me)?;
-        *lock(&self.stop) = false;
-        threads.agent = Some(spawn("atropos-agent", move || loop {
-            let rings = agent.doorbell.load(Acquire);
-            if self.served.rang(agent) {
-                self.region.run_pending(self.me);
-            }
-            // The word is compared inside the kernel: a ring in between is not missed. The bound is for `stop`.
-            futex_wait(&agent.doorbell, rings, Duration::from_millis(100));
-            if *lock(&self.stop) {
-                return;
-            }
-        })?);
+        if place(&mut threads).is_some() {
+            return Err(Error::new(Code::Already, format!("the {what} thread runs already")));
+        }
+        let (body, stop) = (body()?, Arc::new(Stop::default()));
+        let its = stop.clone();
+        *place(&mut threads) = Some(Worker { stop, thread: spawn(name, move || body(&its))? });
         Ok(())
     }
 
@@ -239,29 +310,20 @@ impl Process {
         Ok(if self.served.rang(agent) { self.region.run_pending(self.me) } else { 0 })
     }
 
-    fn wait_stop(&self, timeout: Duration) -> bool {
-        let guard = lock(&self.stop);
-        let (stop, _) = self
-            .stopped
-            .wait_timeout_while(guard, timeout, |stop| !*stop)
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        *stop
-    }
-
-    /// Stops both threads and waits for them; gives the lease up.
-    pub fn stop_threads(&self) -> bool {
+    /// Stops both threads and waits for them; gives the lease up. `for_good`: none starts again.
+    pub fn stop_threads(&self, for_good: bool) -> bool {
         let (controller, agent) = {
             let mut threads = lock(&self.threads);
+            threads.closed |= for_good;
             (threads.controller.take(), threads.agent.take())
         };
         let any = controller.is_some() || agent.is_some();
-        *lock(&self.stop) = true;
-        self.stopped.notify_all();
+        [&controller, &agent].into_iter().flatten().for_each(|worker| worker.stop.ask());
         if let Some(entry) = self.region.agent_of(self.me.pid).filter(|_| agent.is_some()) {
             crate::region::futex_wake_all(&entry.doorbell);
         }
         let me = std::thread::current().id();
-        for thread in [controller, agent].into_iter().flatten() {
+        for Worker { thread, .. } in [controller, agent].into_iter().flatten() {
             // A callback that shuts the library down runs on the thread itself: it cannot wait for its own end.
             if thread.thread().id() != me {
                 let _ = thread.join();
@@ -357,12 +419,12 @@ pub fn init(config: Config) -> Result<()> {
         Some(path) => Region::create_or_join(Path::new(path), config.max_tasks, config.max_workers)?,
         None => Region::anonymous(config.max_tasks, config.max_workers)?,
     };
-    let region: &'static Region = Box::leak(Box::new(region));
     // Whoever joins takes the settings that are there; the first publishes its own.
     if region.header().settings.version.load(Acquire) == 0 {
-        region.header().publish_settings(&config);
+        region.header().publish_settings(&config)?;
         region.header().hand_on(learnt.into_iter());
     }
+    let region: &'static Region = Box::leak(Box::new(region));
     install(Process::new(region, config));
     Ok(())
 }
@@ -397,7 +459,7 @@ pub fn shutdown() -> Result<()> {
     let _only = Exclusive::enter()?;
     let process = require()?;
     crate::capi::atropos_gate.store(&CLOSED as *const AtomicU32 as *mut AtomicU32, Release);
-    process.stop_threads();
+    process.stop_threads(true);
     ACTIVE.store(null_mut(), Release);
     unbind();
     BOUND.with(|b| b.cached.set(0));

@@ -251,7 +251,7 @@ mod tests {
         let mut config = Config::default();
         config.apply_text("test", "slo_ms = 5\nwindow_ms = 20\nmode = observe").unwrap();
         let region = Region::anonymous(16, 16).unwrap();
-        region.header().publish_settings(&config);
+        region.header().publish_settings(&config).unwrap();
         let lock = region.header().register("lock", ResourceKind::Lock).unwrap();
         let me = ProcessId::current();
         let now = || region.header().clock.event_ns();

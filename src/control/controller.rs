@@ -129,7 +129,7 @@ impl Controller {
         }
         self.verify(region, now_ns, None, log_path);
         if now_ns >= self.next_stride_ns {
-            self.next_stride_ns = now_ns + self.window_ns() / STRIDES;
+            self.next_stride_ns = now_ns.saturating_add(self.window_ns() / STRIDES);
             self.stride(region, now_ns, log_path);
             self.reap(region, now_ns);
         }
@@ -162,6 +162,9 @@ impl Controller {
             self.pending.push(Pending::new(decision, request, now_ns));
         }
     }
+
+    /// What `pause` answers while somebody waits for what the controller does.
+    pub const SHORT_PAUSE: Duration = Duration::from_millis(BUSY_PAUSE_MS);
 
     /// How long the caller may pause before the next tick: short while somebody waits for what it does.
     pub fn pause(&self) -> Duration {

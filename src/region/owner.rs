@@ -3,7 +3,7 @@
 use super::layout::Owner;
 use crate::primitive::Ordering::Relaxed;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProcessId {
     pub pid: u32,
     pub start_ticks: u64,
@@ -48,6 +48,33 @@ fn start_ticks(pid: u32) -> Option<u64> {
         return None;
     }
     fields.nth(1)?.parse().ok()
+}
+
+/// Waiting for another process that is about to finish something: long enough for one that the scheduler passed over,
+/// not for one that was stopped half-way, or for a damaged word that names a process with no part in it.
+pub struct Patience {
+    begun: Option<std::time::Instant>,
+}
+
+impl Patience {
+    pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(1);
+
+    pub fn new() -> Self {
+        Patience { begun: None }
+    }
+
+    /// Pauses for a moment; false = enough was waited.
+    pub fn wait(&mut self) -> bool {
+        let waited = self.begun.get_or_insert_with(std::time::Instant::now).elapsed();
+        std::thread::yield_now();
+        waited < Self::LIMIT
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Owner {

@@ -1,7 +1,7 @@
 //! The registry of resources: the same name has the same number in all processes.
 
 use super::layout::{Header, ResourceEntry, MAX_RESOURCES, NAME_BYTES};
-use super::owner::ProcessId;
+use super::owner::{Patience, ProcessId};
 use super::text;
 use crate::control::window::ResourceKind;
 use crate::error::{Code, Error, Result};
@@ -35,6 +35,7 @@ impl Header {
             ));
         }
         let pid = std::process::id();
+        let mut patience = Patience::new();
         for (index, entry) in self.resources.iter().enumerate().skip(1) {
             loop {
                 match entry.state.load(Acquire) {
@@ -60,7 +61,17 @@ impl Header {
                             entry.fill(name, kind);
                             return Ok(index as u32);
                         }
-                        std::thread::yield_now();
+                        if !patience.wait() {
+                            return Err(Error::new(
+                                Code::Region,
+                                format!(
+                                    "resource {name:?}: process {} has been registering place {index} for over {:?}; is \
+                                     it stopped, or the region damaged? Continue it, or restart the host",
+                                    claimer.pid,
+                                    Patience::LIMIT
+                                ),
+                            ));
+                        }
                     }
                 }
             }
@@ -129,6 +140,15 @@ mod tests {
         let r = Region::anonymous(16, 16).unwrap();
         r.header().resources[1].state.store(claimed_by(u32::MAX >> 2), Relaxed);
         assert_eq!(r.header().register("x", ResourceKind::Lock), Ok(1));
+    }
+
+    #[test]
+    fn a_claim_that_never_ends_does_not_wedge() {
+        let r = Region::anonymous(16, 16).unwrap();
+        // This process lives, and will not finish.
+        r.header().resources[1].state.store(claimed_by(std::process::id()), Relaxed);
+        let e = r.header().register("x", ResourceKind::Lock).unwrap_err();
+        assert!(e.code == Code::Region && e.text.contains("place 1"), "{e}");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The configuration's numbers as all processes of the region see them, and the gate that follows the mode.
 
 use super::layout::Header;
-use super::owner::ProcessId;
+use super::owner::{Patience, ProcessId};
 use crate::config::{ClockChoice, Config, Mode};
+use crate::error::{Code, Error, Result};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// The reloadable numbers of a `Config`, in the order of the shared words.
@@ -44,16 +45,26 @@ fn apply_words(w: [u64; 12], c: &mut Config) {
 
 impl Header {
     /// Publishes the reloadable part of `config` to all processes and opens or closes the gate.
-    pub fn publish_settings(&self, config: &Config) {
+    pub fn publish_settings(&self, config: &Config) -> Result<()> {
         let s = &self.settings;
         let me = std::process::id();
+        let mut patience = Patience::new();
         loop {
             let holder = s.writer.load(Acquire);
             let dead = holder != 0 && !ProcessId { pid: holder, start_ticks: 0 }.is_alive();
             if (holder == 0 || dead) && s.writer.compare_exchange(holder, me, AcqRel, Relaxed).is_ok() {
                 break;
             }
-            std::thread::yield_now();
+            if !patience.wait() {
+                return Err(Error::new(
+                    Code::Region,
+                    format!(
+                        "process {holder} has been changing the settings for over {:?}; is it stopped, or the region \
+                         damaged? Continue it, or restart the host",
+                        Patience::LIMIT
+                    ),
+                ));
+            }
         }
         let words = words_of(config);
         s.seq.write(|| {
@@ -78,6 +89,7 @@ impl Header {
         self.gate.open.store(open as u32, Release);
         s.version.fetch_add(1, AcqRel);
         s.writer.store(0, Release);
+        Ok(())
     }
 
     /// Brings `config` up to date; true if it was not.
@@ -90,6 +102,8 @@ impl Header {
         let read = s.seq.read(64, || std::array::from_fn(|i| s.words[i].load(Relaxed)));
         if let Some(words) = read {
             apply_words(words, config);
+            // They come out of memory that others write: what no reload could have set is not believed.
+            config.mend();
             *seen_version = version;
         }
         read.is_some()
@@ -115,13 +129,33 @@ mod tests {
              min_relief=0.1\ncancel_rate_per_s=9\ncancel_burst=8\ncancel_share=0.25\nclock=precise",
         )
         .unwrap();
-        r.header().publish_settings(&sent);
+        r.header().publish_settings(&sent).unwrap();
         let (mut got, mut seen) = (Config::default(), 0);
         assert!(r.header().read_settings(&mut got, &mut seen));
         assert_eq!(got, sent);
         assert!(!r.header().read_settings(&mut got, &mut seen));
         assert_eq!((r.header().gate.open.load(Relaxed), r.header().clock.coarse_ns.load(Relaxed)), (1, 0));
-        r.header().publish_settings(&Config { mode: Mode::Off, ..sent });
+        r.header().publish_settings(&Config { mode: Mode::Off, ..sent }).unwrap();
         assert_eq!(r.header().gate.open.load(Relaxed), 0);
+    }
+    #[test]
+    fn numbers_out_of_range_become_defaults() {
+        let r = Region::anonymous(16, 16).unwrap();
+        r.header().publish_settings(&Config { cancel_burst: 9, ..Config::default() }).unwrap();
+        for (word, value) in [(0, 77), (1, 0), (2, u64::MAX), (4, f64::NAN.to_bits()), (8, f64::INFINITY.to_bits())] {
+            r.header().settings.words[word].store(value, Relaxed);
+        }
+        let (mut got, mut seen) = (Config::default(), 0);
+        assert!(r.header().read_settings(&mut got, &mut seen));
+        assert_eq!(got, Config { cancel_burst: 9, ..Config::default() });
+    }
+
+    #[test]
+    fn a_writer_that_never_ends_does_not_wedge() {
+        let r = Region::anonymous(16, 16).unwrap();
+        // This process lives, and will not finish.
+        r.header().settings.writer.store(std::process::id(), Relaxed);
+        let e = r.header().publish_settings(&Config::default()).unwrap_err();
+        assert!(e.code == Code::Region && e.text.contains(&std::process::id().to_string()), "{e}");
     }
 }

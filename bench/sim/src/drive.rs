@@ -207,7 +207,7 @@ pub fn run(
     }
     let mut config = terms.config.clone();
     config.mode = Mode::Enforce;
-    h.publish_settings(&config);
+    h.publish_settings(&config).expect("nobody else writes settings");
     let me = ProcessId::current();
     let handles = (0..host.sessions()).map(|s| {
         let handle = region.begin_task(me, s as u64 + 1, 0).expect("the table has a place for every session");

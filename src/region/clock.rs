@@ -29,32 +29,49 @@ fn kernel_trusts_tsc() -> bool {
         .is_ok_and(|s| s.trim() == "tsc")
 }
 
+/// Both clocks at one moment: of several readings the tightest is the one no interrupt split.
+#[cfg(target_arch = "x86_64")]
+fn both_clocks() -> (u64, u64) {
+    let read = |_| {
+        let before = tsc();
+        let ns = monotonic_ns();
+        let width = tsc().wrapping_sub(before);
+        (width, before + width / 2, ns)
+    };
+    (0..16).map(read).min_by_key(|reading| reading.0).map_or((tsc(), monotonic_ns()), |(_, tsc, ns)| (tsc, ns))
+}
+
+/// ns per 2^32 ticks of the counter, measured once per process (about 10 ms); 0 = it does not tick as it should.
+#[cfg(target_arch = "x86_64")]
+fn tsc_rate() -> u64 {
+    // A plain word and no lock: a fork while another thread measures must not leave one locked in the child.
+    static RATE: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    let known = RATE.load(core::sync::atomic::Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let (tsc0, ns0) = both_clocks();
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    let (tsc1, ns1) = both_clocks();
+    if tsc1 <= tsc0 || ns1 <= ns0 {
+        return 0;
+    }
+    let rate = ((((ns1 - ns0) as u128) << 32) / (tsc1 - tsc0) as u128) as u64;
+    RATE.store(rate, core::sync::atomic::Ordering::Relaxed);
+    rate
+}
+
 impl Clock {
-    /// Measures the counter's rate (about 10 ms). Called once, by the region's creator, before anybody reads.
+    /// Sets the counter's scale. Called once, by the region's creator, before anybody reads.
     pub fn calibrate(&self) {
         #[cfg(target_arch = "x86_64")]
         if kernel_trusts_tsc() {
-            // Of several readings the tightest pair is the one no interrupt split.
-            let pair = || {
-                (0..16)
-                    .map(|_| {
-                        let before = tsc();
-                        let ns = monotonic_ns();
-                        let after = tsc();
-                        (after.wrapping_sub(before), before + after.wrapping_sub(before) / 2, ns)
-                    })
-                    .min_by_key(|p| p.0)
-                    .map(|(_, tsc, ns)| (tsc, ns))
-                    .unwrap_or((tsc(), monotonic_ns()))
-            };
-            let (tsc0, ns0) = pair();
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            let (tsc1, ns1) = pair();
-            if tsc1 > tsc0 && ns1 > ns0 {
-                let mult = (((ns1 - ns0) as u128) << 32) / (tsc1 - tsc0) as u128;
-                self.tsc_base.store(tsc0, Relaxed);
-                self.ns_base.store(ns0, Relaxed);
-                self.mult.store(mult as u64, Relaxed);
+            let rate = tsc_rate();
+            if rate != 0 {
+                let (tsc, ns) = both_clocks();
+                self.tsc_base.store(tsc, Relaxed);
+                self.ns_base.store(ns, Relaxed);
+                self.mult.store(rate, Relaxed);
                 self.use_tsc.store(1, Release);
             }
         }
@@ -69,7 +86,8 @@ impl Clock {
         #[cfg(target_arch = "x86_64")]
         if self.use_tsc.load(Relaxed) == 1 {
             let ticks = tsc().wrapping_sub(self.tsc_base.load(Relaxed));
-            return self.ns_base.load(Relaxed) + ((ticks as u128 * self.mult.load(Relaxed) as u128) >> 32) as u64;
+            let since_base_ns = ((ticks as u128 * self.mult.load(Relaxed) as u128) >> 32) as u64;
+            return self.ns_base.load(Relaxed).wrapping_add(since_base_ns);
         }
         monotonic_ns()
     }

@@ -219,8 +219,9 @@ impl Region {
     fn initialise(&self) {
         let h = self.header();
         h.clock.calibrate();
-        // Generations start somewhere else in every region: handles of an earlier life in this process stay stale.
-        let first = (h.clock.refreshed_ns.load(Relaxed) >> 8) & 0xff_ffff;
+        // Generations begin beyond those of every earlier region of this boot, so that handles of an earlier life in this
+        // process stay stale: one generation per 16 ns, which is less than a slot's shortest life.
+        let first = (h.clock.refreshed_ns.load(Relaxed) >> 4) & tasks::GENERATION_MASK;
         for slot in self.tasks() {
             slot.state.store(first << STATE_BITS, Relaxed);
         }

@@ -11,12 +11,13 @@ use crate::primitive::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
+use std::collections::HashMap;
 
 pub const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 /// Generations wrap here; above them a claimed slot's word has room for a pid (Linux: below 2^22).
 const GENERATION_BITS: u32 = 40;
-const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
+pub(super) const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 const CLAIMER_SHIFT: u32 = GENERATION_BITS + STATE_BITS;
 
 #[inline(always)]
@@ -219,14 +220,10 @@ impl Region {
     pub fn reap(&self, thorough: bool) -> usize {
         let h = self.header();
         // One question per process, not per slot.
-        let mut verdicts: Vec<(ProcessId, bool)> = Vec::new();
+        let mut verdicts: HashMap<ProcessId, bool> = HashMap::new();
         let mut dead = |owner: ProcessId| {
-            if let Some((_, dead)) = verdicts.iter().find(|(id, _)| *id == owner) {
-                return *dead;
-            }
-            let dead = if thorough { !owner.is_alive() } else { !owner.pid_exists() };
-            verdicts.push((owner, dead));
-            dead
+            let judge = || if thorough { !owner.is_alive() } else { !owner.pid_exists() };
+            *verdicts.entry(owner).or_insert_with(judge)
         };
         let (me, now_ns) = (std::process::id(), self.now_ns());
         let mut reaped = 0;
@@ -295,8 +292,14 @@ mod tests {
         let other = ProcessId { pid: me.pid + 1, ..me };
         assert!(r.own_task(other.pid, a).is_none() && !r.end_task(other, a, false));
         assert!(r.own_task(me.pid, a).is_some());
+        // However many tasks the earlier life had.
+        let last = (0..100_000).fold(a, |last, key| {
+            r.end_task(me, last, true);
+            r.begin_task(me, key, last).unwrap()
+        });
         let (next_life, _) = region();
         let b = next_life.begin_task(me, 1, 0).unwrap();
+        assert!(b >> INDEX_BITS > last >> INDEX_BITS, "{b:x} {last:x}");
         assert_ne!(a, b);
         assert!(next_life.task(a).is_none() && r.task(b).is_none());
     }

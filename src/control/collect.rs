@@ -18,6 +18,9 @@ const QUEUE_FRESH_NS: u64 = 1_000_000_000;
 /// As so many requests in flight they are shown at most; more would say no more.
 const UNTRACKED_SHOWN: u64 = 64;
 
+/// Children of children are followed so far: more would cost a large table of long chains too much.
+const FAMILY_DEPTH: usize = 16;
+
 /// Averages are learnt this often, from at least so many acquisitions.
 const USUAL_EVERY_NS: u64 = 1_000_000_000;
 const USUAL_LEAST: u64 = 20;
@@ -170,7 +173,7 @@ impl Collector {
             // Before everything else of the task: what is read after it may be of a later scope already, and then a cancel
             // that names this one is void. The other way round it would hit a request for what the one before it did.
             let scope = slot.scope.load(Acquire);
-            self.completions += slot.completions.load(Relaxed);
+            self.completions = self.completions.wrapping_add(slot.completions.load(Relaxed));
             let start = slot.request_start_ns.load(Acquire);
             let in_request = live && start != 0 && start >= since_ns;
             let flags = slot.flags.load(Relaxed);
@@ -244,7 +247,7 @@ impl Collector {
         }
 
         // The window: from the oldest sample that is at most a window old to this one.
-        while self.samples.len() > 1 && self.samples[1].at_ns + window_ns <= now_ns {
+        while self.samples.len() > 1 && self.samples[1].at_ns.saturating_add(window_ns) <= now_ns {
             self.samples.pop_front();
         }
         if let Some(then) = self.samples.front() {
@@ -266,7 +269,12 @@ impl Collector {
             let length_ns = now_ns.saturating_sub(then.at_ns);
             // By slot, so that a request that vanishes (its process died) takes no other's time with it.
             let earlier = then.slot_exec_ns.iter().chain(std::iter::repeat(&0));
-            window.exec_ns = sample.slot_exec_ns.iter().zip(earlier).map(|(now, then)| grown(*now, *then)).sum();
+            window.exec_ns = sample
+                .slot_exec_ns
+                .iter()
+                .zip(earlier)
+                .map(|(now, then)| grown(*now, *then))
+                .fold(0, u64::saturating_add);
             let mut running_ns = [0u64; MAX_RESOURCES];
             for h in views.iter().flat_map(|v| &v.0.holdings) {
                 let sum = &mut running_ns[h.resource as usize];
@@ -385,7 +393,7 @@ fn add_trace(view: &mut TaskView, trace: TraceView, now_ns: u64, edges: &mut Vec
     let holding = |h: Held| {
         let held_ns = now_ns.saturating_sub(h.since_ns);
         // The wait that runs counts too.
-        let waited_ns = h.waited_ns + now_ns.saturating_sub(waits_since_ns.max(h.since_ns));
+        let waited_ns = h.waited_ns.saturating_add(now_ns.saturating_sub(waits_since_ns.max(h.since_ns)));
         Holding {
             resource: h.resource,
             instance: h.instance,
@@ -410,7 +418,7 @@ fn add_holdings(all: &mut Vec<Holding>, more: Vec<Holding>) {
                 if h.held_ns - h.waited_ns > a.held_ns - a.waited_ns {
                     (a.held_ns, a.waited_ns) = (h.held_ns, h.waited_ns);
                 }
-                a.amount += h.amount;
+                a.amount = a.amount.saturating_add(h.amount);
             }
             None => all.push(h),
         }
@@ -424,10 +432,10 @@ fn fold_children(views: Vec<(TaskView, u64, usize)>, edges: &mut [Edge]) -> Vec<
     }
     let place: HashMap<u64, usize> = views.iter().enumerate().map(|(i, v)| (v.0.id, i)).collect();
     let parents: Vec<u64> = views.iter().map(|v| v.1).collect();
-    // Bounded by the number of tasks: a cycle of parents ends somewhere in it.
+    // Bounded: a cycle of parents ends somewhere in it.
     let root = |start: usize| {
         let mut at = start;
-        for _ in 0..parents.len() {
+        for _ in 0..FAMILY_DEPTH {
             match place.get(&parents[at]) {
                 Some(&up) if up != at => at = up,
                 _ => break,
@@ -462,7 +470,7 @@ fn fold_children(views: Vec<(TaskView, u64, usize)>, edges: &mut [Edge]) -> Vec<
 
 /// The heads of task families, for edges that the host names later.
 pub fn family_head(region: &Region, mut task: u64) -> u64 {
-    for _ in 0..16 {
+    for _ in 0..FAMILY_DEPTH {
         match region.task(task).map(|slot| slot.parent.load(Relaxed)) {
             Some(parent) if parent != 0 && parent != task && region.task(parent).is_some() => task = parent,
             _ => break,

@@ -45,7 +45,7 @@ impl Pending {
             request,
             sent_ns: now_ns,
             rung_since_ns: now_ns,
-            next_repeat_ns: now_ns + REPEAT_NS,
+            next_repeat_ns: now_ns.saturating_add(REPEAT_NS),
             repeat_ns: REPEAT_NS,
             acknowledged_ns: None,
             ended_ns: None,
@@ -77,11 +77,11 @@ impl Pending {
             // The effect is read from the first window that lies wholly after the end (windows are up to a stride longer).
             let level = |e: &Estimate| e.resource(self.request.resource).map(|r| r.level);
             match estimate.and_then(level) {
-                Some(level) if now_ns >= ended_ns + window_ns + window_ns / 2 => {
+                Some(level) if now_ns >= ended_ns.saturating_add(window_ns + window_ns / 2) => {
                     self.decision.contention_after = Some(level)
                 }
                 // Nobody looks any more, because nothing is suspected any more.
-                None if now_ns >= ended_ns + 2 * window_ns => {}
+                None if now_ns >= ended_ns.saturating_add(2 * window_ns) => {}
                 _ => return Verdict::Wait,
             }
             return Verdict::Done;
@@ -128,7 +128,7 @@ impl Pending {
         if now_ns >= self.next_repeat_ns {
             let blocked = region.task(task).is_some_and(|s| s.flags.load(Relaxed) & FLAG_UNCANCELLABLE != 0);
             self.repeat_ns = (self.repeat_ns * 2).min(LONGEST_REPEAT_NS);
-            self.next_repeat_ns = now_ns + self.repeat_ns;
+            self.next_repeat_ns = now_ns.saturating_add(self.repeat_ns);
             if !blocked {
                 self.decision.sends += 1;
                 actuator::deliver(region, me, task, &self.request);

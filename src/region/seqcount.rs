@@ -27,7 +27,7 @@ impl SeqCount {
 
     #[inline(always)]
     pub fn end(&self, seq: u64) {
-        self.0.store(seq + 2, Ordering::Release);
+        self.0.store(seq.wrapping_add(2), Ordering::Release);
     }
 
     /// `end` for a caller that did not keep what `begin` gave.

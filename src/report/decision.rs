@@ -274,7 +274,7 @@ impl LogFile {
 
 /// A new decision's number, from 1.
 pub fn next_id(region: &Region) -> u64 {
-    region.header().next_decision.fetch_add(1, Release) + 1
+    region.header().next_decision.fetch_add(1, Release).wrapping_add(1)
 }
 
 /// The decisions the region keeps, oldest first, as JSON texts.

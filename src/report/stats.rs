@@ -5,6 +5,7 @@ use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
 use crate::region::{text, Region};
 use crate::trace::view::Totals;
+use std::collections::HashMap;
 
 /// Names of the controller's states, by number.
 pub const STATES: [&str; 4] = ["learning", "normal", "suspected", "overload"];
@@ -40,13 +41,15 @@ pub fn json(region: &Region) -> String {
         lost += trace.holdings_lost.load(Relaxed) as u64;
         unmatched += trace.releases_unmatched.load(Relaxed) as u64;
     }
+    // Gathered first: looking through all workers for each task would take minutes where both tables are large and full.
+    let mut workers_of: HashMap<u64, Vec<&Trace>> = HashMap::new();
+    for worker in region.live_workers() {
+        workers_of.entry(worker.task.load(Relaxed)).or_default().push(&worker.trace);
+    }
     for (id, slot) in region.live_tasks() {
         let mut holds = Json::array();
         let mut waits = Json::array();
-        let mut families = vec![&slot.trace];
-        let own_workers = region.live_workers().filter(|w| w.task.load(Relaxed) == id);
-        families.extend(own_workers.map(|w| &w.trace));
-        for trace in families {
+        for trace in std::iter::once(&slot.trace).chain(workers_of.remove(&id).unwrap_or_default()) {
             let (view, _) = trace.view(since_ns);
             for held in view.held {
                 holders[held.resource as usize] += 1;

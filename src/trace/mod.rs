@@ -108,7 +108,7 @@ impl Trace {
         if held.since_ns.load(Relaxed) < tracing_since_ns {
             held.fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
         } else {
-            held.amount.store(held.amount.load(Relaxed) + amount, Relaxed);
+            held.amount.store(held.amount.load(Relaxed).wrapping_add(amount), Relaxed);
         }
     }
 

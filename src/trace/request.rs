@@ -9,7 +9,7 @@ impl TaskSlot {
     /// A new scope begins now. Owner only.
     pub fn open_request(&self, now_ns: u64) {
         // A new scope never finds an old cancel: the mailbox names the scope it is for.
-        self.scope.store(self.scope.load(Relaxed) + 1, Release);
+        self.scope.store(self.scope.load(Relaxed).wrapping_add(1), Release);
         self.client_wait_ns.store(0, Relaxed);
         self.client_wait_start_ns.store(0, Relaxed);
         self.request_start_ns.store(now_ns, Release);
@@ -30,7 +30,7 @@ impl TaskSlot {
             0 => 0,
             start => now_ns.saturating_sub(start),
         };
-        self.client_wait_ns.load(Relaxed) + running
+        self.client_wait_ns.load(Relaxed).saturating_add(running)
     }
 
     pub fn set_flag(&self, flag: u32, on: bool) {
@@ -77,9 +77,9 @@ impl Region {
         // A request begun before tracing was turned on was not measured from its beginning.
         if start >= header.clock.tracing_since_ns() {
             slot.exec_ns.store(slot.exec_ns.load(Relaxed).wrapping_add(latency), Relaxed);
-            slot.completions.store(slot.completions.load(Relaxed) + 1, Relaxed);
+            slot.completions.store(slot.completions.load(Relaxed).wrapping_add(1), Relaxed);
             if status != 0 {
-                slot.failures.store(slot.failures.load(Relaxed) + 1, Relaxed);
+                slot.failures.store(slot.failures.load(Relaxed).wrapping_add(1), Relaxed);
             }
             if slot.flags.load(Relaxed) & FLAG_BACKGROUND == 0 {
                 let class = slot.class.load(Relaxed) as usize % MAX_CLASSES;

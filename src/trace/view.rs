@@ -54,7 +54,7 @@ impl TraceView {
     pub fn waited_since(&self, before: u32, start_ns: u64, now_ns: u64) -> u64 {
         let ended = (self.waited.wrapping_sub(before) as u64) << WAITED_SHIFT;
         let running = self.wait.map_or(0, |w| now_ns.saturating_sub(w.since_ns.max(start_ns)));
-        (ended + running).min(now_ns.saturating_sub(start_ns))
+        ended.saturating_add(running).min(now_ns.saturating_sub(start_ns))
     }
 }
 

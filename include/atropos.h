@@ -515,6 +515,18 @@ void atropos_task_request_begin(atropos_task_t t, uint32_t class_);
 /** As atropos_request_end, on a task. */
 void atropos_task_request_end(atropos_task_t t, int32_t status);
 
+/**
+ * For a request that occupies a server of a queue from its begin on: as atropos_task_request_begin, and the task has 1 of
+ * `r` (0 = nothing). Returns the request's scope sequence; 0 = untracked: stale handle, or another process's task.
+ */
+uint64_t atropos_task_enter(atropos_task_t t,
+                            uint32_t class_,
+                            atropos_resource_t r);
+
+/** As atropos_task_request_end, and what the task holds and waits for is forgotten: the task is ready for another request. */
+void atropos_task_leave(atropos_task_t t,
+                        int32_t status);
+
 /** Brackets time the host spends waiting for its own client inside a request: it is not execution time. */
 void atropos_task_client_wait(atropos_task_t t, int32_t on);
 

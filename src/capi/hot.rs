@@ -137,7 +137,7 @@ pub extern "C" fn atropos_blocked_by(r: atropos_resource_t, blocker: atropos_tas
 pub extern "C" fn atropos_request_begin(class_: u32) {
     guard((), || {
         if let (Some(process), Some(slot)) = (active(), bound(|b| b.slot)) {
-            process.region.begin_request(slot, class_);
+            process.header.begin_request(slot, class_);
         }
     })
 }
@@ -147,7 +147,7 @@ pub extern "C" fn atropos_request_begin(class_: u32) {
 pub extern "C" fn atropos_request_end(status: i32) {
     guard((), || {
         if let (Some(process), Some(slot)) = (active(), bound(|b| b.slot)) {
-            process.region.end_request(slot, status);
+            process.header.end_request(slot, status);
         }
     })
 }
@@ -253,7 +253,7 @@ pub extern "C" fn atropos_task_request_begin(t: atropos_task_t, class_: u32) {
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            process.region.begin_request(slot, class_);
+            process.header.begin_request(slot, class_);
         }
     })
 }
@@ -264,7 +264,30 @@ pub extern "C" fn atropos_task_request_end(t: atropos_task_t, status: i32) {
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            process.region.end_request(slot, status);
+            process.header.end_request(slot, status);
+        }
+    })
+}
+
+/// For a request that occupies a server of a queue from its begin on: as atropos_task_request_begin, and the task has 1 of
+/// `r` (0 = nothing). Returns the request's scope sequence; 0 = untracked: stale handle, or another process's task.
+#[no_mangle]
+#[link_section = ".text.hot.atropos"]
+pub extern "C" fn atropos_task_enter(t: atropos_task_t, class_: u32, r: atropos_resource_t) -> u64 {
+    guard(0, || {
+        let Some(process) = active() else { return 0 };
+        process.task(t).map_or(0, |slot| process.header.enter(slot, class_, r))
+    })
+}
+
+/// As atropos_task_request_end, and what the task holds and waits for is forgotten: the task is ready for another request.
+#[no_mangle]
+#[link_section = ".text.hot.atropos"]
+pub extern "C" fn atropos_task_leave(t: atropos_task_t, status: i32) {
+    guard((), || {
+        let Some(process) = active() else { return };
+        if let Some(slot) = process.task(t) {
+            process.header.leave(slot, status);
         }
     })
 }
@@ -275,7 +298,7 @@ pub extern "C" fn atropos_task_client_wait(t: atropos_task_t, on: i32) {
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            process.region.client_wait(slot, on != 0);
+            process.header.client_wait(slot, on != 0);
         }
     })
 }

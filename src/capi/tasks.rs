@@ -110,7 +110,7 @@ pub extern "C" fn atropos_task_set(task: atropos_task_t, what: u32, value: i64) 
             Ok(())
         };
         match what {
-            ATROPOS_TASK_CLASS => slot.class.store(range(0, MAX_CLASSES as i64 - 1)? as u32, Relaxed),
+            ATROPOS_TASK_CLASS => slot.set_class(range(0, MAX_CLASSES as i64 - 1)? as u32),
             ATROPOS_TASK_PRIORITY => slot.priority.store(range(-100, 100)? as i32, Relaxed),
             ATROPOS_TASK_BACKGROUND => return flag(FLAG_BACKGROUND, false),
             ATROPOS_TASK_PROTECTED => return flag(FLAG_PROTECTED, false),

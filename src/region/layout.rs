@@ -11,7 +11,7 @@ use core::mem::size_of;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"atroposR");
 /// Raised with every change of this file that moves a field.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 pub const MAX_RESOURCES: usize = 32;
 pub const MAX_CLASSES: usize = 16;
@@ -65,16 +65,12 @@ pub struct Clock {
     pub refreshed_ns: AtomicU64,
     /// 1 = time stamp counter with the scale below, 0 = clock_gettime.
     pub use_tsc: AtomicU32,
+    /// What `atropos_gate` points to: 0 = closed. Here because whoever finds it open reads the time next.
+    pub open: AtomicU32,
     pub tsc_base: AtomicU64,
     pub ns_base: AtomicU64,
     /// ns = ns_base + ((tsc - tsc_base) * mult >> 32)
     pub mult: AtomicU64,
-}
-
-/// What `atropos_gate` points to: 0 = closed.
-#[repr(C, align(64))]
-pub struct Gate {
-    pub open: AtomicU32,
 }
 
 /// The numbers of the configuration, as all processes of the region see them.
@@ -212,29 +208,31 @@ pub struct HoldingCell {
 
 /// What one worker does: written by its own thread only.
 ///
-/// Laid out by the cost of a cold call: a host does much between two calls, so each line touched is a cache miss. An
-/// acquire and a release touch the first line, the tags, one holding (new ones stand next to each other) and one cell.
+/// Laid out by the cost of a cold call: a host does much between two calls, so each line touched is a cache miss. Whoever
+/// holds one thing at a time touches the first line and one cell; of several things each further one its holding and the
+/// tags; a wait one line more.
 #[repr(C, align(64))]
 pub struct Trace {
     pub seq: SeqCount,
     /// Bit per holding in use.
     pub occupied: AtomicU64,
-    pub wait_instance: AtomicU64,
-    pub wait_start_ns: AtomicU64,
     /// Resource waited for; 0 = none.
     pub wait_resource: AtomicU32,
-    /// Bit per resource with a non-zero cell.
+    /// Bit per resource with a non-zero cell; bit 0, which is no resource's: progress was told.
     pub touched: AtomicU32,
+    /// Time in ended waits, for anything.
+    pub waited_ns: AtomicU64,
+    pub held: [HoldingCell; HOLDINGS],
+    pub wait_instance: AtomicU64,
+    pub wait_start_ns: AtomicU64,
     pub blocked_by: AtomicU64,
     /// Holdings that found no place; their holder cannot be blamed for them.
     pub holdings_lost: AtomicU32,
     /// Releases of something not held.
     pub releases_unmatched: AtomicU32,
-    /// Time in ended waits, for anything.
-    pub waited_ns: AtomicU64,
-    /// A byte per holding: part of the hash of what is held, eight compared at once.
+    /// A byte per holding: part of the hash of what is held, eight compared at once. While the first is the only one its
+    /// tag is not kept.
     pub tags: [AtomicU64; HOLDINGS / 8],
-    pub held: [HoldingCell; HOLDINGS],
     pub progress_done: AtomicU64,
     pub progress_total: AtomicU64,
     _progress_line: [u64; 6],
@@ -308,7 +306,6 @@ pub struct WorkerSlot {
 pub struct Header {
     pub identity: Identity,
     pub clock: Clock,
-    pub gate: Gate,
     pub settings: Settings,
     pub lease: Lease,
     pub counters: Counters,
@@ -351,6 +348,8 @@ pub const FLAG_RETRIED: u32 = 4;
 pub const FLAG_UNCANCELLABLE: u32 = 8;
 /// The request in flight is the one that creating the task began.
 pub const FLAG_IMPLICIT_REQUEST: u32 = 16;
+/// The header knows that requests of the task's class complete.
+pub const FLAG_CLASS_KNOWN: u32 = 32;
 
 /// Bytes of a region with these table sizes.
 pub const fn region_bytes(max_tasks: u32, max_workers: u32) -> usize {
@@ -363,10 +362,12 @@ pub const fn region_bytes(max_tasks: u32, max_workers: u32) -> usize {
 const _: () = {
     assert!(core::mem::offset_of!(Identity, ready) == 48);
     assert!(core::mem::offset_of!(Clock, coarse_ns) == 0);
-    assert!(size_of::<Identity>() == 64 && size_of::<Clock>() == 64 && size_of::<Gate>() == 64);
-    assert!(core::mem::offset_of!(Header, clock) == 64 && core::mem::offset_of!(Header, gate) == 128);
+    assert!(size_of::<Identity>() == 64 && size_of::<Clock>() == 64);
+    assert!(core::mem::offset_of!(Header, clock) == 64 && core::mem::offset_of!(Header, settings) == 128);
     assert!(size_of::<HoldingCell>() == 32 && size_of::<ResourceCell>() == 32);
-    assert!(core::mem::offset_of!(Trace, tags) == 64 && core::mem::offset_of!(Trace, held) == 128);
+    assert!(core::mem::offset_of!(Trace, held) == 32, "the first holding shares the first line");
+    assert!(core::mem::offset_of!(Trace, wait_instance) / 64 == core::mem::offset_of!(Trace, blocked_by) / 64);
+    assert!(core::mem::offset_of!(Trace, tags) % 64 == 0);
     assert!(core::mem::offset_of!(Trace, cells) % 64 == 0 && size_of::<Trace>() == 3264);
     assert!(size_of::<Mailbox>() == 256);
     assert!(core::mem::offset_of!(TaskSlot, exec_ns) == 64);

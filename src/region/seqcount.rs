@@ -36,6 +36,12 @@ impl SeqCount {
         self.end(self.0.load(Ordering::Relaxed) & !1);
     }
 
+    /// No write is in progress, nor was one left half-done. Owner only.
+    #[inline(always)]
+    pub fn is_settled(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & 1 == 0
+    }
+
     /// Runs `write` between `begin` and `end`.
     pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
         let seq = self.begin();

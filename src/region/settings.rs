@@ -73,7 +73,7 @@ impl Header {
             }
         });
         let open = config.mode != Mode::Off;
-        if open && self.gate.open.load(Relaxed) == 0 {
+        if open && self.clock.open.load(Relaxed) == 0 {
             // What was noted before the gate was closed may have ended unseen since: it is void from here on.
             self.clock.tracing_since_ns.store(self.clock.precise_ns(), Release);
             if self.clock.coarse_ns.load(Relaxed) != 0 {
@@ -86,7 +86,7 @@ impl Header {
         } else if self.clock.coarse_ns.load(Relaxed) == 0 {
             self.clock.coarse_ns.store(self.clock.precise_ns(), Relaxed);
         }
-        self.gate.open.store(open as u32, Release);
+        self.clock.open.store(open as u32, Release);
         s.version.fetch_add(1, AcqRel);
         s.writer.store(0, Release);
         Ok(())
@@ -134,9 +134,9 @@ mod tests {
         assert!(r.header().read_settings(&mut got, &mut seen));
         assert_eq!(got, sent);
         assert!(!r.header().read_settings(&mut got, &mut seen));
-        assert_eq!((r.header().gate.open.load(Relaxed), r.header().clock.coarse_ns.load(Relaxed)), (1, 0));
+        assert_eq!((r.header().clock.open.load(Relaxed), r.header().clock.coarse_ns.load(Relaxed)), (1, 0));
         r.header().publish_settings(&Config { mode: Mode::Off, ..sent }).unwrap();
-        assert_eq!(r.header().gate.open.load(Relaxed), 0);
+        assert_eq!(r.header().clock.open.load(Relaxed), 0);
     }
     #[test]
     fn numbers_out_of_range_become_defaults() {

@@ -141,9 +141,7 @@ impl Region {
         let Some(slot) = self.own_task(me.pid, handle) else {
             return false;
         };
-        let h = self.header();
-        self.end_request(slot, 0);
-        slot.trace.clear(h.clock.event_ns());
+        self.header().leave(slot, 0);
         let word = active_word(handle);
         let next = word & !((1 << STATE_BITS) - 1) | if keep { CACHED } else { FREE };
         // Compare-and-swap: of two threads that free it at once, one does.

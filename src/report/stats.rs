@@ -70,12 +70,18 @@ pub fn json(region: &Region) -> String {
             }
         }
         let start = slot.request_start_ns.load(Relaxed);
+        let label = text::load_words(&slot.label);
+        let (holds, waits) = (holds.end(), waits.end());
+        // A task that a host keeps for its next request: there is nothing to say of it.
+        if start == 0 && label.is_empty() && holds == "[]" && waits == "[]" {
+            continue;
+        }
         let age = if start == 0 { None } else { Some(millis(now_ns.saturating_sub(start))) };
         let flags = slot.flags.load(Relaxed);
         let task = Json::object()
             .int("id", id)
             .int("key", slot.key.load(Relaxed))
-            .text("label", &text::load_words(&slot.label))
+            .text("label", &label)
             .int("pid", slot.owner.pid.load(Relaxed))
             .int("class", slot.class.load(Relaxed))
             .int("priority", slot.priority.load(Relaxed))
@@ -87,8 +93,8 @@ pub fn json(region: &Region) -> String {
             .bool("cancel_standing", slot.cancel_requested())
             .int("progress_done", slot.trace.progress_done.load(Relaxed))
             .int("progress_total", slot.trace.progress_total.load(Relaxed))
-            .raw("holds", &holds.end())
-            .raw("waits", &waits.end());
+            .raw("holds", &holds)
+            .raw("waits", &waits);
         tasks = tasks.push(&task.end());
     }
     let resources = h

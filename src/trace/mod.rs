@@ -62,6 +62,13 @@ impl Trace {
     }
 
     #[inline(always)]
+    fn set_tag(&self, i: usize, tag: u64) {
+        let (tags, shift) = (&self.tags[i / 8], i % 8 * 8);
+        tags.store(tags.load(Relaxed) & !(0xff << shift) | tag << shift, Relaxed);
+    }
+
+    /// Bit 0 stands for progress.
+    #[inline(always)]
     fn touch(&self, resource: u32) {
         let touched = self.touched.load(Relaxed);
         if touched >> resource & 1 == 0 {
@@ -88,7 +95,6 @@ impl Trace {
         // rule pays no saved registers for it.
         match self.occupied.load(Relaxed) {
             0 => {
-                self.tags[0].store(tag_of(resource, instance), Relaxed);
                 self.held[0].fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
                 self.occupied.store(1, Relaxed);
                 self.seq.end(seq);
@@ -116,12 +122,15 @@ impl Trace {
     #[inline(never)]
     fn acquire_among(&self, now_ns: u64, tracing_since_ns: u64, resource: u32, instance: u64, amount: u64) {
         let occupied = self.occupied.load(Relaxed);
+        if occupied == 1 {
+            let first = &self.held[0];
+            self.set_tag(0, tag_of(first.resource.load(Relaxed), first.instance.load(Relaxed)));
+        }
         if let Some(i) = self.find(resource, instance, occupied) {
             self.acquire_again(i, now_ns, tracing_since_ns, resource, instance, amount);
         } else if occupied != u64::MAX {
             let i = (!occupied).trailing_zeros() as usize;
-            let (tags, shift) = (&self.tags[i / 8], i % 8 * 8);
-            tags.store(tags.load(Relaxed) & !(0xff << shift) | tag_of(resource, instance) << shift, Relaxed);
+            self.set_tag(i, tag_of(resource, instance));
             self.held[i].fill(resource, instance, now_ns, amount, self.waited_ns.load(Relaxed));
             self.occupied.store(occupied | 1 << i, Relaxed);
         } else {
@@ -145,7 +154,9 @@ impl Trace {
 
     #[inline(never)]
     fn release_among(&self, now_ns: u64, resource: u32, instance: u64, amount: u64) {
-        match self.find(resource, instance, self.occupied.load(Relaxed)) {
+        let occupied = self.occupied.load(Relaxed);
+        // Of a single one the tag is not kept, and that it is another one was seen before.
+        match if occupied == 1 { None } else { self.find(resource, instance, occupied) } {
             Some(i) => self.give_back(i, now_ns, resource, amount),
             None => self.releases_unmatched.store(self.releases_unmatched.load(Relaxed).wrapping_add(1), Relaxed),
         }
@@ -240,6 +251,7 @@ impl Trace {
     #[inline(always)]
     pub fn progress(&self, done: u64, total: u64) {
         let seq = self.seq.begin();
+        self.touch(0);
         self.progress_done.store(done, Relaxed);
         self.progress_total.store(total, Relaxed);
         self.seq.end(seq);
@@ -263,19 +275,25 @@ impl Trace {
         self.occupied.store(0, Relaxed);
     }
 
-    /// Forgets what a task did; totals stay, for they belong to the slot and only ever grow.
+    /// Forgets what a task did; totals stay, for they belong to the slot and only ever grow. Who has nothing to forget
+    /// reads one line and writes none.
+    #[inline(always)]
     pub fn clear(&self, now_ns: u64) {
-        self.seq.write(|| {
-            self.drop_holdings(now_ns);
-            self.close_wait(now_ns);
-            self.blocked_by.store(0, Relaxed);
-            // A line of its own, which most tasks never wrote: not made this processor's for nothing.
-            for progress in [&self.progress_done, &self.progress_total] {
-                if progress.load(Relaxed) != 0 {
-                    progress.store(0, Relaxed);
-                }
-            }
-        });
+        let touched = self.touched.load(Relaxed);
+        let idle = self.occupied.load(Relaxed) == 0 && self.wait_resource.load(Relaxed) == 0 && touched & 1 == 0;
+        // A writer that died half-way left the counter odd.
+        if idle && self.seq.is_settled() {
+            return;
+        }
+        let seq = self.seq.begin();
+        self.drop_holdings(now_ns);
+        self.close_wait(now_ns);
+        if touched & 1 != 0 {
+            self.touched.store(touched & !1, Relaxed);
+            self.progress_done.store(0, Relaxed);
+            self.progress_total.store(0, Relaxed);
+        }
+        self.seq.end(seq);
     }
 }
 

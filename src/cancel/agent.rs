@@ -60,7 +60,7 @@ impl Region {
                 continue;
             }
             // The action runs for the scope in the mailbox; whether that is still the task's is for the owner to say.
-            let Some(request) = slot.standing_request() else {
+            let Some(request) = slot.standing_request(&self.header().lease) else {
                 continue;
             };
             match action::run(handle, slot.key.load(Relaxed), me.pid, &request) {

@@ -120,7 +120,7 @@ pub extern "C" fn atropos_progress(done: u64, total: u64) {
 /// Does a cancel stand for the bound task's present scope? A cheap poll for cooperative hosts: nonzero = stop.
 #[no_mangle]
 pub extern "C" fn atropos_cancel_requested() -> c_int {
-    guard(0, || bound(|b| b.slot.cancel_requested()).unwrap_or(false) as c_int)
+    guard(0, || bound(|b| b.slot.cancel_requested(&b.header.lease)).unwrap_or(false) as c_int)
 }
 
 /// The bound task's running wait for `r` is for `blocker`, until the wait ends. Better than inference.
@@ -233,7 +233,10 @@ pub extern "C" fn atropos_task_progress(t: atropos_task_t, done: u64, total: u64
 /// As atropos_cancel_requested, on a task.
 #[no_mangle]
 pub extern "C" fn atropos_task_cancel_requested(t: atropos_task_t) -> c_int {
-    guard(0, || active().and_then(|p| p.task(t)).is_some_and(|slot| slot.cancel_requested()) as c_int)
+    guard(0, || {
+        let Some(process) = active() else { return 0 };
+        process.task(t).is_some_and(|slot| slot.cancel_requested(&process.header.lease)) as c_int
+    })
 }
 
 /// Drops everything the task holds (the end of a transaction).

@@ -176,7 +176,7 @@ pub unsafe extern "C" fn atropos_task_cancel_info(t: atropos_task_t, info: *mut 
         let Some(slot) = process.task(t) else {
             return 0;
         };
-        let Some(request) = slot.standing_request() else {
+        let Some(request) = slot.standing_request(&process.header.lease) else {
             return 0;
         };
         if info.is_null() {

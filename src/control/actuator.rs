@@ -4,29 +4,35 @@ use crate::cancel::action::{self, Level, CANCEL, TERMINATE};
 use crate::cancel::mailbox::Request;
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::TaskSlot;
+use crate::region::lease::Leader;
 use crate::region::owner::ProcessId;
 use crate::region::Region;
 
-/// Posts `request` to the task and its children and has their actions run.
-pub fn deliver(region: &Region, me: ProcessId, task: u64, request: &Request) {
-    let Some(slot) = region.task(task) else {
+/// Posts `request` to the task and its children and has their actions run; not for a leader that was deposed since.
+pub fn deliver(region: &Region, leader: Leader, task: u64, request: &Request) {
+    let Some(slot) = region.task(task).filter(|_| region.header().lease.holds(leader.me, leader.term)) else {
         return;
     };
-    tell(region, me, task, slot, request);
+    tell(region, leader, task, slot, request);
     for (child, slot) in region.live_tasks() {
         if child != task && slot.parent.load(Relaxed) != 0 && super::collect::family_head(region, child) == task {
             let request = Request { scope: slot.scope.load(Acquire), ..request.clone() };
-            tell(region, me, child, slot, &request);
+            tell(region, leader, child, slot, &request);
         }
     }
 }
 
-fn tell(region: &Region, me: ProcessId, task: u64, slot: &TaskSlot, request: &Request) {
-    if slot.mailbox.scope.load(Relaxed) != request.scope || slot.mailbox.rung.load(Relaxed) != request.rung {
-        slot.mailbox.post(request);
+fn tell(region: &Region, leader: Leader, task: u64, slot: &TaskSlot, request: &Request) {
+    let me = leader.me;
+    if !slot.mailbox.stands(request.scope, || leader.term) || slot.mailbox.rung.load(Relaxed) != request.rung {
+        slot.mailbox.post(request, leader.term);
     }
     let callback = if request.rung >= 2 { &TERMINATE } else { &CANCEL };
     let owner = slot.owner.get();
+    if owner.pid != me.pid && !owner.is_alive() {
+        // It will be reaped. Its pid may be somebody else's by now, whom no action must hit.
+        return;
+    }
     if callback.anywhere() || (owner.pid == me.pid && callback.is_set()) {
         if let Err(e) = action::run(task, slot.key.load(Relaxed), owner.pid, request) {
             region.header().counters.actions_failed.fetch_add(1, Relaxed);

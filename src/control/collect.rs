@@ -203,7 +203,7 @@ impl Collector {
                 background: flags & FLAG_BACKGROUND != 0,
                 protected: flags & FLAG_PROTECTED != 0,
                 cancellable: flags & FLAG_UNCANCELLABLE == 0,
-                cancelled: flags & FLAG_RETRIED != 0 || slot.mailbox.scope.load(Relaxed) == scope,
+                cancelled: flags & FLAG_RETRIED != 0 || slot.mailbox.stands(scope, || region.header().lease.term()),
                 scope,
                 in_request,
                 age_ns,

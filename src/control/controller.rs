@@ -15,7 +15,7 @@ use crate::cancel::action::{self, Level};
 use crate::cancel::mailbox::Request;
 use crate::config::{ClockChoice, Config, Mode};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed};
-use crate::region::lease::Role;
+use crate::region::lease::{Leader, Role};
 use crate::region::owner::ProcessId;
 use crate::region::tasks::index_of;
 use crate::region::{text, Region};
@@ -143,9 +143,11 @@ impl Controller {
         for (class, learnt) in region.header().handed_on() {
             self.detector.inherit(class, learnt);
         }
+        let lease = &region.header().lease;
         for (task, slot) in region.live_tasks() {
+            slot.mailbox.confirm(slot.scope.load(Acquire), self.term);
             // A child's request is a copy of its parent's.
-            let request = if slot.parent.load(Relaxed) == 0 { slot.standing_request() } else { None };
+            let request = if slot.parent.load(Relaxed) == 0 { slot.standing_request(lease) } else { None };
             let Some(request) = request else { continue };
             let resource = region.header().resource(request.resource);
             let decision = Decision {
@@ -176,6 +178,10 @@ impl Controller {
     /// Gives the lead up, so that a candidate need not wait for the lease to run out.
     pub fn resign(&self, region: &Region) {
         region.header().lease.resign(self.me, self.term);
+    }
+
+    fn leader(&self) -> Leader {
+        Leader { me: self.me, term: self.term }
     }
 
     fn window_ns(&self) -> u64 {
@@ -519,7 +525,7 @@ impl Controller {
         if !region.header().lease.holds(self.me, self.term) {
             return;
         }
-        actuator::deliver(region, self.me, decision.task, &request);
+        actuator::deliver(region, self.leader(), decision.task, &request);
         region.header().counters.decisions.fetch_add(1, Relaxed);
         region.header().counters.cancels_requested.fetch_add(1, Relaxed);
         // Told first, written down second: the record costs the victims no time.
@@ -552,9 +558,9 @@ impl Controller {
             return;
         }
         let verify_ns = self.config.verify_ms as u64 * MS;
-        let window_ns = self.window_ns();
+        let (window_ns, leader) = (self.window_ns(), self.leader());
         let mut pending = std::mem::take(&mut self.pending);
-        pending.retain_mut(|p| match p.step(region, self.me, now_ns, verify_ns, window_ns, estimate) {
+        pending.retain_mut(|p| match p.step(region, leader, now_ns, verify_ns, window_ns, estimate) {
             Verdict::Wait => true,
             Verdict::Changed => {
                 p.decision.record(region, &mut self.log, log_path);

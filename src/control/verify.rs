@@ -5,7 +5,7 @@ use super::estimator::Estimate;
 use crate::cancel::mailbox::Request;
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::FLAG_UNCANCELLABLE;
-use crate::region::owner::ProcessId;
+use crate::region::lease::Leader;
 use crate::region::Region;
 use crate::report::decision::{Decision, Outcome};
 
@@ -65,7 +65,7 @@ impl Pending {
     pub fn step(
         &mut self,
         region: &Region,
-        me: ProcessId,
+        leader: Leader,
         now_ns: u64,
         verify_ns: u64,
         window_ns: u64,
@@ -107,14 +107,14 @@ impl Pending {
             return Verdict::Wait;
         }
         if now_ns.saturating_sub(self.rung_since_ns) > verify_ns {
-            if self.request.rung == 1 && actuator::can_terminate(region, me, task) {
+            if self.request.rung == 1 && actuator::can_terminate(region, leader.me, task) {
                 self.request.rung = 2;
                 self.rung_since_ns = now_ns;
                 self.decision.rung = 2;
                 self.decision.sends += 1;
                 self.decision.outcome = Outcome::Escalated;
                 counters.cancels_escalated.fetch_add(1, Relaxed);
-                actuator::deliver(region, me, task, &self.request);
+                actuator::deliver(region, leader, task, &self.request);
                 return Verdict::Changed;
             }
             if !self.overdue {
@@ -131,7 +131,7 @@ impl Pending {
             self.next_repeat_ns = now_ns.saturating_add(self.repeat_ns);
             if !blocked {
                 self.decision.sends += 1;
-                actuator::deliver(region, me, task, &self.request);
+                actuator::deliver(region, leader, task, &self.request);
             }
         }
         Verdict::Wait

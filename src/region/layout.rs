@@ -90,8 +90,6 @@ pub struct Lease {
     /// term << 32 | pid; 0 = nobody.
     pub word: AtomicU64,
     pub heartbeat_ns: AtomicU64,
-    /// Leader's start time, for telling a reused pid.
-    pub start_ticks: AtomicU64,
 }
 
 macro_rules! counters {
@@ -252,6 +250,8 @@ pub struct Mailbox {
     pub resource: AtomicU32,
     pub rung: AtomicU32,
     pub victims: AtomicU32,
+    /// The leadership that posted it: what a deposed leader posts late does not stand.
+    pub term: AtomicU32,
     pub reason: [AtomicU64; REASON_WORDS],
 }
 

@@ -8,6 +8,13 @@ use super::layout::Lease;
 use super::owner::ProcessId;
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+/// Who acts, and by which leadership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leader {
+    pub me: ProcessId,
+    pub term: u32,
+}
+
 /// A leader beats at least this often; a candidate waits two of them.
 pub const HEARTBEAT_NS: u64 = 100_000_000;
 
@@ -27,13 +34,14 @@ impl Lease {
         let word = self.word.load(Acquire);
         let mine = (*term as u64) << 32 | me.pid as u64;
         if *term != 0 && word == mine {
-            self.heartbeat_ns.store(now_ns, Release);
+            // Never back: whoever slept since it read the clock may be renewing its successor's lease.
+            self.heartbeat_ns.fetch_max(now_ns, AcqRel);
             return Role::Leader;
         }
         *term = 0;
         if word != 0 {
             let beat = self.heartbeat_ns.load(Acquire);
-            let leader = ProcessId { pid: word as u32, start_ticks: self.start_ticks.load(Relaxed) };
+            let leader = ProcessId { pid: word as u32, start_ticks: 0 };
             // The same process, another controller object (a restart within the process): its lease must run out too.
             let fresh = now_ns.saturating_sub(beat) < 2 * HEARTBEAT_NS;
             if fresh && leader.pid_exists() {
@@ -42,11 +50,12 @@ impl Lease {
         }
         let next_term = ((word >> 32) as u32).wrapping_add(1).max(1);
         let next = (next_term as u64) << 32 | me.pid as u64;
+        // Before the word: whoever sees the new leader must not find the old one's heartbeat and depose it at once. Of
+        // candidates that lose the race below, the winner's word says that they stand by.
+        self.heartbeat_ns.fetch_max(now_ns, AcqRel);
         if self.word.compare_exchange(word, next, AcqRel, Relaxed).is_err() {
             return Role::Follower;
         }
-        self.start_ticks.store(me.start_ticks, Relaxed);
-        self.heartbeat_ns.store(now_ns, Release);
         *term = next_term;
         Role::NewLeader
     }
@@ -61,6 +70,11 @@ impl Lease {
         if self.holds(me, term) {
             self.heartbeat_ns.store(0, Release);
         }
+    }
+
+    /// The term of whoever leads, or led last; 0 = nobody yet.
+    pub fn term(&self) -> u32 {
+        (self.word.load(Acquire) >> 32) as u32
     }
 
     pub fn leader_pid(&self) -> u32 {
@@ -86,6 +100,11 @@ mod tests {
         assert_eq!(lease.contend(me, &mut b, t0 + 2 * HEARTBEAT_NS), Role::Follower);
         assert_eq!(lease.contend(me, &mut b, t0 + 3 * HEARTBEAT_NS), Role::NewLeader);
         assert!(!lease.holds(me, a), "the sleeper must notice");
+        let beat = lease.heartbeat_ns.load(Relaxed);
+        lease.word.store((a as u64) << 32 | me.pid as u64, Relaxed);
+        assert_eq!(lease.contend(me, &mut a, t0 + 1), Role::Leader);
+        assert_eq!(lease.heartbeat_ns.load(Relaxed), beat, "a heartbeat from before the sleep deposes nobody");
+        lease.word.store((b as u64) << 32 | me.pid as u64, Relaxed);
         assert_eq!(lease.contend(me, &mut a, t0 + 3 * HEARTBEAT_NS + 1), Role::Follower);
     }
 
@@ -97,6 +116,19 @@ mod tests {
         let dead = ProcessId { pid: 0x3fff_fff0, start_ticks: 1 };
         assert_eq!(lease.contend(dead, &mut a, 5), Role::NewLeader);
         assert_eq!(lease.contend(ProcessId::current(), &mut b, 6), Role::NewLeader);
+    }
+
+    #[test]
+    fn a_new_leader_is_fresh_from_its_first_moment() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let lease = &r.header().lease;
+        let (mut a, mut b) = (0, 0);
+        assert_eq!(lease.contend(ProcessId { pid: 0x3fff_fff0, start_ticks: 1 }, &mut a, 1), Role::NewLeader);
+        let me = ProcessId::current();
+        assert_eq!(lease.contend(me, &mut b, 9_000_000_000), Role::NewLeader);
+        assert_eq!(lease.contend(me, &mut 0, 9_000_000_000), Role::Follower);
+        lease.resign(me, b);
+        assert_eq!(lease.contend(me, &mut 0, 9_000_000_001), Role::NewLeader);
     }
 
     #[test]

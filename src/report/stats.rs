@@ -90,7 +90,7 @@ pub fn json(region: &Region) -> String {
             .bool("background", flags & FLAG_BACKGROUND != 0)
             .bool("protected", flags & FLAG_PROTECTED != 0)
             .bool("cancellable", flags & FLAG_UNCANCELLABLE == 0)
-            .bool("cancel_standing", slot.cancel_requested())
+            .bool("cancel_standing", slot.cancel_requested(&h.lease))
             .int("progress_done", slot.trace.progress_done.load(Relaxed))
             .int("progress_total", slot.trace.progress_total.load(Relaxed))
             .raw("holds", &holds)

@@ -1,7 +1,7 @@
 //! Requests: the latency and throughput signal, and the scope sequence that guards cancels.
 
 use crate::control::histogram::bucket_of;
-use crate::primitive::Ordering::{Acquire, Relaxed, Release};
+use crate::primitive::Ordering::{Relaxed, Release};
 use crate::region::layout::*;
 use crate::region::Region;
 
@@ -51,8 +51,8 @@ impl TaskSlot {
 
     /// Does a cancel stand for the present scope?
     #[inline(always)]
-    pub fn cancel_requested(&self) -> bool {
-        self.mailbox.scope.load(Acquire) == self.scope.load(Relaxed)
+    pub fn cancel_requested(&self, lease: &Lease) -> bool {
+        self.mailbox.stands(self.scope.load(Relaxed), || lease.term())
     }
 }
 

@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::ptr::{null, null_mut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
 /// What `atropos_gate` points to while there is no region.
@@ -33,7 +33,7 @@ static ACTIVE: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 static INHERITED: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 /// What a shutdown of this process left mapped, the newest; see `sweep`.
 static RETIRED: AtomicPtr<Process> = AtomicPtr::new(null_mut());
-/// 1 while init, shutdown or after_fork runs.
+/// The pid of the process in which init, shutdown or after_fork runs; 0 = in none.
 static BUSY: AtomicU32 = AtomicU32::new(0);
 
 /// What the hot calls read stands first, on one line of the cache.
@@ -45,9 +45,12 @@ pub struct Process {
     pub me: ProcessId,
     pub region: &'static Region,
     config: Mutex<Config>,
-    controller: Mutex<Controller>,
+    /// None after shutdown.
+    controller: Mutex<Option<Controller>>,
     threads: Mutex<Threads>,
     served: Served,
+    /// What the region's leaders had learnt, as of the shutdown.
+    learnt: OnceLock<Vec<(u16, Learnt)>>,
 }
 
 #[derive(Default)]
@@ -132,7 +135,9 @@ struct Exclusive;
 
 impl Exclusive {
     fn enter() -> Result<Exclusive> {
-        match BUSY.compare_exchange(0, 1, AcqRel, Relaxed) {
+        let me = std::process::id();
+        // A child forked while another thread of its parent was inside has that one's mark, and no such thread.
+        match BUSY.fetch_update(AcqRel, Relaxed, |holder| (holder != me).then_some(me)) {
             Ok(_) => Ok(Exclusive),
             Err(_) => Err(Error::new(Code::Already, "another thread is initialising or shutting the library down")),
         }
@@ -159,14 +164,17 @@ extern "C" fn in_forked_child() {
 }
 
 fn install(process: Process) -> &'static Process {
-    static AT_FORK: Once = Once::new();
-    AT_FORK.call_once(|| {
+    // Only one thread at a time is here. No `Once`: a child forked in the middle of it would wait for ever. Registering it
+    // twice, as such a child may, does no harm.
+    static AT_FORK: AtomicU32 = AtomicU32::new(0);
+    if AT_FORK.load(Acquire) == 0 {
         // SAFETY: the handler only stores to atomics and thread-locals. If it could not be registered, children that
         // fork without exec would have to call after_fork before any other call; the return code says so.
         if unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) } != 0 {
             action::log(Level::Warning, "pthread_atfork failed: forked children must not call the library");
         }
-    });
+        AT_FORK.store(1, Release);
+    }
     let process: &'static Process = Box::leak(Box::new(process));
     INHERITED.store(null_mut(), Release);
     ACTIVE.store(process as *const Process as *mut Process, Release);
@@ -183,11 +191,18 @@ impl Process {
             me,
             header: region.header(),
             tasks: region.tasks(),
-            controller: Mutex::new(Controller::new(me, &config)),
+            controller: Mutex::new(Some(Controller::new(me, &config))),
             config: Mutex::new(config),
             threads: Mutex::default(),
             served: Served::new(),
+            learnt: OnceLock::new(),
         }
+    }
+
+    /// Is this the object of the process that runs? In a child that a callback forked, and that returned from it, the
+    /// parent's loops go on otherwise, under the parent's name.
+    fn is_mine(&'static self) -> bool {
+        active().is_some_and(|process| std::ptr::eq(process, self))
     }
 
     /// The process's view of the configuration.
@@ -221,12 +236,13 @@ impl Process {
             Err(TryLockError::WouldBlock) => return Role::Leader,
         };
         let log_path = lock(&self.config).decision_log.clone();
-        let step = || controller.tick(self.region, log_path.as_deref());
+        let Some(at_work) = controller.as_mut() else { return Role::Follower };
+        let step = || at_work.tick(self.region, log_path.as_deref());
         match catch_unwind(AssertUnwindSafe(step)) {
             Ok(role) => role,
             Err(panic) => {
                 // Whatever it left half-done is forgotten; the lease runs out and is taken anew, here or elsewhere.
-                *controller = Controller::new(self.me, &self.config());
+                *controller = Some(Controller::new(self.me, &self.config()));
                 action::log(Level::Error, "a bug in libatropos stopped a step of the controller; it begins anew");
                 resume_unwind(panic)
             }
@@ -236,11 +252,13 @@ impl Process {
     /// How long the host may pause before the next tick. While somebody is inside one (the caller itself, in a callback)
     /// nobody is made to wait for its end.
     pub fn pause(&self) -> Duration {
-        match self.controller.try_lock() {
-            Ok(controller) => controller.pause(),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().pause(),
-            Err(TryLockError::WouldBlock) => Controller::SHORT_PAUSE,
-        }
+        let pause = |controller: &Option<Controller>| controller.as_ref().map(Controller::pause);
+        let known = match self.controller.try_lock() {
+            Ok(controller) => pause(&controller),
+            Err(TryLockError::Poisoned(poisoned)) => pause(&poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        known.unwrap_or(Controller::SHORT_PAUSE)
     }
 
     /// Starts the controller's own thread.
@@ -252,7 +270,7 @@ impl Process {
             || {
                 Ok(move |stop: &Stop| {
                     let mut pause = self.pause();
-                    while !stop.wait(pause) {
+                    while !stop.wait(pause) && self.is_mine() {
                         // A step that fails must not end the thread, nor fail again at full speed.
                         let stepped = catch_unwind(AssertUnwindSafe(|| self.tick()));
                         pause = if stepped.is_ok() { self.pause() } else { AFTER_PANIC };
@@ -277,7 +295,7 @@ impl Process {
                     }
                     // The word is compared inside the kernel: a ring in between is not missed. The bound is for `stop`.
                     futex_wait(&agent.doorbell, rings, Duration::from_millis(100));
-                    if *lock(&stop.asked) {
+                    if *lock(&stop.asked) || !self.is_mine() {
                         return;
                     }
                 })
@@ -331,10 +349,21 @@ impl Process {
                 let _ = thread.join();
             }
         }
-        if let Ok(controller) = self.controller.try_lock() {
+        if let Ok(Some(controller)) = self.controller.try_lock().as_deref() {
             controller.resign(self.region);
         }
         any
+    }
+
+    /// Gives back what a shut down region needs, as far as other threads cannot be using it. They may be inside a call:
+    /// what they find from now on is an empty region. A server that restarts inside itself must not grow.
+    fn retire(&self) {
+        let _ = self.learnt.set(self.region.header().handed_on().collect());
+        // A tick that runs, perhaps on this very thread, in a callback that shuts the library down, needs all as it is.
+        if let Ok(mut controller) = self.controller.try_lock() {
+            *controller = None;
+            self.region.discard();
+        }
     }
 
     /// Begins a task, in the slot the calling thread ended last if that is still free: it is in the caches.
@@ -421,8 +450,10 @@ pub fn init(config: Config) -> Result<()> {
         Some(path) => Region::create_or_join(Path::new(path), config.max_tasks, config.max_workers)?,
         None => Region::anonymous(config.max_tasks, config.max_workers)?,
     };
-    // Whoever joins takes the settings that are there; the first publishes its own.
-    if region.header().settings.version.load(Acquire) == 0 {
+    let me = ProcessId::current();
+    region.reap_former_life(me);
+    // Whoever joins takes the settings that are there; the creator publishes its own.
+    if !has_settings(&region, me) {
         region.header().publish_settings(&config)?;
         region.header().hand_on(learnt.into_iter());
     }
@@ -431,15 +462,31 @@ pub fn init(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// What the controller of this process's former region knew of each class: a restarted server is the same one.
-fn learnt_before() -> Vec<(u16, Learnt)> {
-    // SAFETY: null or a leaked object whose region is mapped until `sweep`.
-    let before = unsafe { RETIRED.load(Acquire).as_ref() };
-    before.map_or(Vec::new(), |process| process.region.header().handed_on().collect())
+/// Are there settings already? A process that joins in the moment after the creation waits for the creator's, unless that
+/// dies over it.
+fn has_settings(region: &Region, me: ProcessId) -> bool {
+    let creator = region.header().identity.creator.get();
+    for _ in 0..1000 {
+        if region.header().settings.version.load(Acquire) != 0 {
+            return true;
+        }
+        if creator == me || !creator.is_alive() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
 }
 
-/// Frees the region that an earlier shutdown left, if no other thread is there that might be inside a call: a server
-/// that makes a fresh region at each of its restarts must not grow by one each time. Children keep their own mapping.
+/// What the controller of this process's former region knew of each class: a restarted server is the same one.
+fn learnt_before() -> Vec<(u16, Learnt)> {
+    // SAFETY: null or a leaked object, which only `sweep` frees.
+    let before = unsafe { RETIRED.load(Acquire).as_ref() };
+    before.and_then(|process| process.learnt.get().cloned()).unwrap_or_default()
+}
+
+/// Frees what an earlier shutdown left of its region (addresses and a few pages), if no other thread is there that might be
+/// inside a call. Children keep their own mapping.
 fn sweep() {
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     let retired = if alone { RETIRED.swap(null_mut(), AcqRel) } else { null_mut() };
@@ -471,9 +518,11 @@ pub fn shutdown() -> Result<()> {
             region.end_task(process.me, handle, false);
         }
     }
+    region.leave_agent(process.me);
     if region.header().identity.creator.get() == process.me {
         region.unlink();
     }
+    process.retire();
     // An older one that could not be freed yet stays for good.
     RETIRED.store(process as *const Process as *mut Process, Release);
     Ok(())

@@ -14,6 +14,15 @@ fn word_of(pid: u32) -> u64 {
     (pid as u64) << 1 | 1
 }
 
+impl Agent {
+    /// Frees the place if its word still is `word`.
+    pub fn free(&self, word: u64) {
+        // Before the word: the next owner must not be taken for dead by its predecessor's start time.
+        self.start_ticks.store(0, Relaxed);
+        let _ = self.word.compare_exchange(word, 0, AcqRel, Relaxed);
+    }
+}
+
 impl Region {
     /// This process's agent entry, if it has one.
     pub fn agent_of(&self, pid: u32) -> Option<&Agent> {
@@ -42,6 +51,13 @@ impl Region {
         ))
     }
 
+    /// This process runs no actions any more.
+    pub fn leave_agent(&self, me: ProcessId) {
+        if let Some(agent) = self.agent_of(me.pid) {
+            agent.free(word_of(me.pid));
+        }
+    }
+
     /// Wakes the agent of process `pid`; false if it has none.
     pub fn ring(&self, pid: u32) -> bool {
         let Some(agent) = self.agent_of(pid) else {
@@ -63,6 +79,9 @@ impl Region {
             let Some(request) = slot.standing_request(&self.header().lease) else {
                 continue;
             };
+            if slot.acknowledged_scope.load(Relaxed) == request.scope {
+                continue; // rung for another task
+            }
             match action::run(handle, slot.key.load(Relaxed), me.pid, &request) {
                 Ok(()) => ran += 1,
                 Err(e) if e.code == Code::Unsupported => {}

@@ -348,6 +348,9 @@ impl Controller {
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
         let choice = choose(&estimate, &window, &policy, budget);
+        if !choice.picks.is_empty() && region.reap(false) > 0 {
+            return; // of those who died since the last look none is a culprit or a victim: look again without them
+        }
         let replay = (!choice.picks.is_empty()).then(|| replay_json(&window, &params, &policy, budget));
         if !self.overloaded {
             self.overloaded = true;

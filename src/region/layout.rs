@@ -41,6 +41,7 @@ pub struct Owner {
     pub start_ticks: AtomicU64,
 }
 
+/// The same in all versions: a later library must be able to tell whose file it finds.
 #[repr(C, align(64))]
 pub struct Identity {
     pub magic: AtomicU64,

@@ -47,14 +47,23 @@ impl Region {
     /// Creates the region file `path` (mode 0600), or joins the one a living process made, or replaces one whose
     /// creator has died. A file that is not a region of ours is refused, never overwritten.
     pub fn create_or_join(path: &Path, max_tasks: u32, max_workers: u32) -> Result<Region> {
-        // Each round either succeeds or has seen another process change the file; a handful is more than enough.
-        for _ in 0..16 {
+        // Each round either succeeds or has seen another process change the file, or about to; a second is more than enough.
+        for _ in 0..200 {
             match std::fs::symlink_metadata(path) {
                 Ok(_) => {
-                    let region = Region::open(path, true)?;
-                    if region.header().identity.creator.get().is_alive() {
-                        return Ok(region);
+                    match Region::open(path, true) {
+                        Ok(region) if region.header().identity.creator.get().is_alive() => return Ok(region),
+                        Ok(_) => {}
+                        Err(_) if std::fs::symlink_metadata(path).is_err() => continue, // removed since
+                        // An earlier version's, whose host has crashed: it must not keep its successor from starting.
+                        Err(_) if Region::is_abandoned(path) => {}
+                        Err(refused) => return Err(refused),
                     }
+                    // One at a time: the second would replace what the first has just made, and both would serve.
+                    let Some(_only) = Replacing::enter(path) else {
+                        std::thread::sleep(std::time::Duration::from_millis(5));
+                        continue;
+                    };
                     if let Some(region) = Region::publish(path, max_tasks, max_workers, true)? {
                         return Ok(region);
                     }
@@ -85,6 +94,7 @@ impl Region {
         // SAFETY: gettid cannot fail.
         temporary.push(format!(".{}.tmp", unsafe { libc::gettid() }));
         let temporary = PathBuf::from(temporary);
+        remove_leftovers(path);
         let _ = std::fs::remove_file(&temporary);
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -132,6 +142,22 @@ impl Region {
         })();
         let _ = std::fs::remove_file(&temporary);
         result
+    }
+
+    /// Is the file a region of ours, of whatever version, whose creator is dead?
+    fn is_abandoned(path: &Path) -> bool {
+        let flags = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let Ok(file) = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
+        let Ok(meta) = file.metadata() else { return false };
+        let bytes = std::mem::size_of::<Identity>();
+        // SAFETY: geteuid cannot fail.
+        let ours = meta.uid() == unsafe { libc::geteuid() } && meta.mode() & 0o777 == 0o600;
+        if !ours || !meta.file_type().is_file() || (meta.len() as usize) < bytes {
+            return false;
+        }
+        let Ok(head) = Region::map(Some(&file), std::mem::size_of::<Header>(), 0, 0, false) else { return false };
+        let id = &head.header().identity; // the first page: no more of the file may be there
+        id.ready.load(Acquire) == 1 && id.magic.load(Relaxed) == MAGIC && !id.creator.get().is_alive()
     }
 
     fn open(path: &Path, write: bool) -> Result<Region> {
@@ -266,6 +292,16 @@ impl Region {
         }
     }
 
+    /// Gives the memory back to the system. In its place, in this process only, stand zeros, every field's valid first
+    /// state: a call that another thread is still inside finds an empty region.
+    pub fn discard(&self) {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: exactly our own mapping is replaced, in one step, by memory that is as good for every access: all of it
+        // is atomics, for which any change by others is to be expected.
+        unsafe { libc::mmap(self.base.cast_mut().cast(), self.bytes, protection, flags, -1, 0) };
+    }
+
     /// Precise time now.
     #[inline(always)]
     pub fn now_ns(&self) -> u64 {
@@ -291,6 +327,38 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever hands out references that outlive `self` leaks it first.
         unsafe { libc::munmap(self.base.cast_mut().cast(), self.bytes) };
+    }
+}
+
+/// The right to replace a dead creator's file: a lock on that file, which ends with its holder.
+struct Replacing(#[allow(dead_code)] std::fs::File);
+
+impl Replacing {
+    /// None = somebody else is about to, or has.
+    fn enter(path: &Path) -> Option<Replacing> {
+        let flags = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+        // SAFETY: a plain system call on an open descriptor.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            return None;
+        }
+        // Whoever held the lock before may have put another file there.
+        let (locked, named) = (file.metadata().ok()?, std::fs::symlink_metadata(path).ok()?);
+        ((locked.dev(), locked.ino()) == (named.dev(), named.ino())).then_some(Replacing(file))
+    }
+}
+
+/// Removes the unfinished files of processes that were killed while they made `path`: `NAME.PID.tmp`.
+fn remove_leftovers(path: &Path) {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return };
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let rest = file.to_str().and_then(|f| f.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(".tmp"));
+        let Some(pid) = rest.and_then(|pid| pid.parse().ok()) else { continue };
+        if !(ProcessId { pid, start_ticks: 0 }).pid_exists() {
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -352,7 +420,58 @@ mod tests {
         assert_eq!((b.header().counters.ticks.load(Relaxed), b.tasks().len()), (0, 32));
         a.unlink();
         assert!(p.exists(), "the old region must not remove the new one's name");
-        b.unlink();
+        b.header().identity.creator.start_ticks.fetch_add(1, Relaxed);
+        b.header().identity.layout_version.store(LAYOUT_VERSION - 1, Relaxed);
+        let short = std::fs::OpenOptions::new().write(true).open(&p).unwrap();
+        short.set_len(std::mem::size_of::<Identity>() as u64).unwrap();
+        let c = Region::create_or_join(&p, 16, 16).unwrap();
+        assert_eq!(
+            c.header().identity.layout_version.load(Relaxed),
+            LAYOUT_VERSION,
+            "an earlier version's is no obstacle"
+        );
+        c.unlink();
+    }
+
+    #[test]
+    fn what_killed_creators_left_unfinished_is_removed() {
+        let p = path("leftover");
+        let name = |pid: u32| PathBuf::from(format!("{}.{pid}.tmp", p.display()));
+        let (dead, living, other) = (name(0x003f_fff0), name(1), PathBuf::from(format!("{}.x.tmp", p.display())));
+        for file in [&dead, &living, &other] {
+            std::fs::write(file, "half").unwrap();
+        }
+        Region::create_or_join(&p, 16, 16).unwrap().unlink();
+        assert!(!dead.exists() && living.exists() && other.exists());
+        for file in [&living, &other] {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_at_a_time_replaces_a_dead_ones_file() {
+        let p = path("replacing");
+        std::fs::write(&p, "old").unwrap();
+        let first = Replacing::enter(&p).unwrap();
+        assert!(Replacing::enter(&p).is_none());
+        let late = std::fs::File::open(&p).unwrap();
+        std::fs::remove_file(&p).unwrap();
+        drop(first);
+        assert!(Replacing::enter(&p).is_none(), "its file has gone");
+        drop(late);
+    }
+
+    #[test]
+    fn a_discarded_region_is_empty_for_whoever_still_uses_it() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let me = ProcessId::current();
+        let t = r.begin_task(me, 1, 0).unwrap();
+        let (task, trace) = (r.task(t).unwrap(), &r.task(t).unwrap().trace);
+        r.discard();
+        trace.acquire(1, 0, 1, 1, 1);
+        task.standing_request(&r.header().lease);
+        assert!(r.task(t).is_none() && !r.end_task(me, t, false) && r.live_tasks().count() == 0);
+        assert!(r.begin_task(me, 1, t).is_some());
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Header {
     /// Registers a resource or finds it by name. Numbers start at 1.
     ///
     /// Everybody walks up from the first entry and claims the first empty one, so a name is never registered twice; an
-    /// entry whose claimer died before finishing is taken over.
+    /// entry whose claimer died before finishing is taken over. One that is stopped there is waited for, but not for ever.
     pub fn register(&self, name: &str, kind: ResourceKind) -> Result<u32> {
         if name.is_empty() || name.len() >= NAME_BYTES || name.chars().any(char::is_control) {
             return Err(Error::new(

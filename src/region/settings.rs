@@ -158,4 +158,15 @@ mod tests {
         let e = r.header().publish_settings(&Config::default()).unwrap_err();
         assert!(e.code == Code::Region && e.text.contains(&std::process::id().to_string()), "{e}");
     }
+
+    #[test]
+    fn a_dead_writer_blocks_nobody() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let (s, config) = (&r.header().settings, Config { window_ms: 77, ..Config::default() });
+        s.writer.store(0x003f_fff0, Relaxed);
+        let _half_written = s.seq.begin();
+        r.header().publish_settings(&config).unwrap();
+        let mut got = Config::default();
+        assert!(r.header().read_settings(&mut got, &mut 0) && got == config);
+    }
 }

@@ -216,13 +216,21 @@ impl Region {
 
     /// Frees the slots of dead processes. `thorough` also compares start times, which reads /proc.
     pub fn reap(&self, thorough: bool) -> usize {
-        let h = self.header();
         // One question per process, not per slot.
         let mut verdicts: HashMap<ProcessId, bool> = HashMap::new();
-        let mut dead = |owner: ProcessId| {
+        self.reap_owned_by(|owner: ProcessId| {
             let judge = || if thorough { !owner.is_alive() } else { !owner.pid_exists() };
             *verdicts.entry(owner).or_insert_with(judge)
-        };
+        })
+    }
+
+    /// Frees what the program that process `me` ran before had here: exec without a shutdown keeps pid and start time.
+    pub fn reap_former_life(&self, me: ProcessId) -> usize {
+        self.reap_owned_by(|owner| owner == me || (owner == ProcessId { start_ticks: 0, ..me }))
+    }
+
+    fn reap_owned_by(&self, mut dead: impl FnMut(ProcessId) -> bool) -> usize {
+        let h = self.header();
         let (me, now_ns) = (std::process::id(), self.now_ns());
         let mut reaped = 0;
         let tasks = self.tasks().iter().take(h.tasks_used.load(Acquire) as usize);
@@ -236,7 +244,7 @@ impl Region {
         for agent in &h.agents {
             let word = agent.word.load(Acquire);
             if word != 0 && dead(ProcessId { pid: (word >> 1) as u32, start_ticks: agent.start_ticks.load(Relaxed) }) {
-                let _ = agent.word.compare_exchange(word, 0, AcqRel, Relaxed);
+                agent.free(word);
             }
         }
         h.counters.slots_reaped.fetch_add(reaped as u64, Relaxed);
@@ -348,6 +356,18 @@ mod tests {
         assert_eq!((r.reap(true), r.reap(true)), (2, 0), "whoever lives may go on where it is");
         let again = r.begin_task(me, 1, 0).into_iter().chain((0..15).filter_map(|k| r.begin_task(me, k, 0)));
         assert_eq!(again.count(), 15);
+    }
+
+    #[test]
+    fn a_former_lifes_slots_come_back_and_no_others() {
+        let (r, me) = region();
+        let other = ProcessId { pid: 1, start_ticks: 1 };
+        let [mine, theirs] = [me, other].map(|id| r.begin_task(id, 1, 0).unwrap());
+        assert!(claim_any(r.tasks(), me.pid, &r.header().task_hint, &r.header().tasks_used).is_some());
+        assert!(r.register_agent(me).is_ok() && r.register_agent(other).is_ok());
+        assert_eq!(r.reap_former_life(me), 2);
+        assert!(r.task(mine).is_none() && r.task(theirs).is_some());
+        assert!(r.agent_of(me.pid).is_none() && r.agent_of(other.pid).is_some());
     }
 
     #[test]

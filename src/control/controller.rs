@@ -14,11 +14,11 @@ use super::window::{Edge, EdgeKind, TaskId, Window};
 use crate::cancel::action::{self, Level};
 use crate::cancel::mailbox::Request;
 use crate::config::{ClockChoice, Config, Mode};
-use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::region::lease::{Leader, Role};
 use crate::region::owner::ProcessId;
 use crate::region::tasks::index_of;
-use crate::region::{text, Region};
+use crate::region::{clock, text, Region};
 use crate::report::decision::{next_id, Considered, Decision, LogFile, Outcome};
 use crate::report::json::Json;
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub struct Controller {
     /// A full table was said in the log.
     said_full: bool,
     said_regular_ns: u64,
+    /// The counter's and the kernel's time when they were last compared.
+    clock_pair: Option<(u64, u64)>,
     pending: Vec<Pending>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
     observed: Option<(u64, u64)>,
@@ -90,6 +92,7 @@ impl Controller {
             manual_seen: 0,
             said_full: false,
             said_regular_ns: 0,
+            clock_pair: None,
             pending: Vec::new(),
             observed: None,
             log: LogFile::default(),
@@ -99,17 +102,21 @@ impl Controller {
     /// One step. `log_path` is where decisions are appended.
     pub fn tick(&mut self, region: &Region, log_path: Option<&str>) -> Role {
         let h = region.header();
-        let now_ns = region.now_ns();
+        let mut now_ns = region.now_ns();
         let role = h.lease.contend(self.me, &mut self.term, now_ns);
         match role {
             Role::Follower => return role,
             Role::NewLeader => {
                 h.counters.lease_changes.fetch_add(1, Relaxed);
-                let log = std::mem::take(&mut self.log);
-                *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
-                self.take_over(region, now_ns);
-                // Look once for what was asked while nobody led.
-                self.manual_seen = h.manual_requests.load(Acquire).wrapping_sub(1);
+                self.begin_anew(region, now_ns);
+            }
+            Role::Leader if self.clock_has_stepped(region) => {
+                h.clock.distrust_counter();
+                now_ns = region.now_ns();
+                // Whatever the counter said: a candidate must be able to tell whether this leader lives.
+                h.lease.heartbeat_ns.store(now_ns, Release);
+                h.counters.clock_gaps.fetch_add(1, Relaxed);
+                self.begin_anew(region, now_ns);
             }
             Role::Leader => {}
         }
@@ -134,6 +141,29 @@ impl Controller {
             self.reap(region, now_ns);
         }
         role
+    }
+
+    /// With what the region knows, and nothing of what this controller kept of earlier times.
+    fn begin_anew(&mut self, region: &Region, now_ns: u64) {
+        let log = std::mem::take(&mut self.log);
+        *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
+        self.take_over(region, now_ns);
+        // Look once for what was asked while nobody led.
+        self.manual_seen = region.header().manual_requests.load(Acquire).wrapping_sub(1);
+    }
+
+    /// Compares the counter that gives the time with the kernel's clock.
+    fn clock_has_stepped(&mut self, region: &Region) -> bool {
+        let Some(now) = region.header().clock.pair() else { return false };
+        let stepped = self.clock_pair.replace(now).is_some_and(|before| clock::has_stepped(before, now));
+        if stepped {
+            action::log(
+                Level::Warning,
+                "the processor's time stamp counter is out of step with CLOCK_MONOTONIC (the machine was suspended or \
+                 moved?): the latter is read from now on, and what was seen so far is forgotten",
+            );
+        }
+        stepped
     }
 
     /// A leader that goes leaves what it has learnt, and cancels on their way: without them the next one would be blind

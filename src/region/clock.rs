@@ -7,6 +7,18 @@
 use super::layout::Clock;
 use crate::primitive::Ordering::{Acquire, Relaxed, Release};
 
+/// Between two looks the counter may differ from the kernel's clock by this much and a small share of the time: far over
+/// what the scale's error and the kernel's own adjustment make.
+const STEP_NS: u64 = 10_000_000;
+
+/// Has the counter run away from the kernel's clock between two pairs? It does where a machine was suspended or moved, or
+/// its processors' counters differ.
+pub fn has_stepped(before: (u64, u64), now: (u64, u64)) -> bool {
+    let counter_ns = now.0.wrapping_sub(before.0) as i64;
+    let kernel_ns = now.1.saturating_sub(before.1) as i64;
+    counter_ns.wrapping_sub(kernel_ns).unsigned_abs() > STEP_NS + kernel_ns as u64 / 256
+}
+
 /// CLOCK_MONOTONIC in ns. Kept out of the hot calls, which have another clock.
 #[inline(never)]
 pub fn monotonic_ns() -> u64 {
@@ -80,6 +92,25 @@ impl Clock {
         self.coarse_ns.store(now, Relaxed);
     }
 
+    /// The counter's time and the kernel's at one moment; None where the counter is not used, or the moment was too long.
+    pub fn pair(&self) -> Option<(u64, u64)> {
+        if self.use_tsc.load(Relaxed) != 1 {
+            return None;
+        }
+        let before = monotonic_ns();
+        let counter = self.precise_ns();
+        let length = monotonic_ns() - before;
+        (length < 1_000_000).then(|| (counter, before + length / 2))
+    }
+
+    /// Leader only: the kernel's clock from now on. What was noted by the counter is void.
+    pub fn distrust_counter(&self) {
+        self.use_tsc.store(0, Release);
+        let now_ns = self.precise_ns();
+        self.tracing_since_ns.store(now_ns, Release);
+        self.refresh(now_ns, self.coarse_ns.load(Relaxed) == 0);
+    }
+
     /// Exact time now.
     #[inline(always)]
     pub fn precise_ns(&self) -> u64 {
@@ -117,5 +148,45 @@ impl Clock {
 
     pub fn tracing_since_ns(&self) -> u64 {
         self.tracing_since_ns.load(Acquire)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+
+    #[test]
+    fn a_counter_that_runs_away_is_noticed_and_a_slow_look_is_not() {
+        let s = 1_000_000_000;
+        for (counter, kernel, stepped) in [
+            (5 * s, 5 * s, false),
+            (5 * s, 5 * s + 9_000_000, false),
+            (5 * s, 5 * s + 40_000_000, true),
+            (3600 * s, 3601 * s, false),
+            (s + 30_000_000, s, true),
+            (0u64.wrapping_sub(5 * s), s, true),
+            (u64::MAX / 2, s, true),
+        ] {
+            assert_eq!(
+                has_stepped((77, 99), (77u64.wrapping_add(counter), 99 + kernel)),
+                stepped,
+                "{counter} {kernel}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kernels_clock_goes_on_where_the_counter_is_not_trusted_any_more() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let clock = &r.header().clock;
+        if clock.use_tsc.load(Relaxed) == 1 {
+            let (counter, kernel) = (0..100).find_map(|_| clock.pair()).unwrap();
+            assert!(counter.abs_diff(kernel) < 10_000_000, "{counter} {kernel}");
+        }
+        clock.ns_base.fetch_add(1 << 40, Relaxed);
+        clock.distrust_counter();
+        assert!(clock.pair().is_none() && r.now_ns().abs_diff(monotonic_ns()) < 1_000_000_000);
+        assert!(clock.tracing_since_ns() <= r.now_ns() && clock.event_ns().abs_diff(r.now_ns()) < 1_000_000_000);
     }
 }

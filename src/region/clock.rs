@@ -92,9 +92,10 @@ impl Clock {
         self.coarse_ns.store(now, Relaxed);
     }
 
-    /// The counter's time and the kernel's at one moment; None where the counter is not used, or the moment was too long.
+    /// The counter's time and the kernel's at one moment; None where the counter is not used (a scale of 0 is a model's
+    /// clock, which runs as it likes), or the moment was too long.
     pub fn pair(&self) -> Option<(u64, u64)> {
-        if self.use_tsc.load(Relaxed) != 1 {
+        if self.use_tsc.load(Relaxed) != 1 || self.mult.load(Relaxed) == 0 {
             return None;
         }
         let before = monotonic_ns();

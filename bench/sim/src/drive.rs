@@ -253,7 +253,7 @@ pub fn run(
             let scope = slot.mailbox.scope.load(Acquire);
             if scope != 0 && scope != *told && scope == slot.scope.load(Relaxed) {
                 *told = scope;
-                let reason = slot.standing_request().map_or(String::new(), |r| r.reason);
+                let reason = slot.standing_request(&h.lease).map_or(String::new(), |r| r.reason);
                 let p99_ns = controller.p99_ns(&region);
                 acts.cancels.push(Cancel { at_ns: host.now_ns, session: s, reason, p99_ns });
             }
@@ -510,7 +510,8 @@ impl Copy {
                 return;
             }
             self.last_cancel_ns = Some(now_ns);
-            slot.mailbox.post(&Request { scope: pick.scope, rung: 1, reason: pick.reason, ..Request::default() });
+            let request = Request { scope: pick.scope, rung: 1, reason: pick.reason, ..Request::default() };
+            slot.mailbox.post(&request, region.header().lease.term());
             self.pending.push(Told {
                 task: pick.task,
                 scope: pick.scope,

@@ -10,7 +10,7 @@ use crate::control::baseline::Learnt;
 use crate::control::controller::Controller;
 use crate::error::{Code, Error, Result};
 use crate::primitive::{AtomicPtr, AtomicU32, Ordering::*};
-use crate::region::layout::{Header, TaskSlot, Trace};
+use crate::region::layout::{Header, Owner, TaskSlot, Trace};
 use crate::region::lease::Role;
 use crate::region::owner::ProcessId;
 use crate::region::tasks::{active_word, index_of};
@@ -98,13 +98,18 @@ struct Bound {
     slot: Cell<*const TaskSlot>,
     trace: Cell<*const Trace>,
     header: Cell<*const Header>,
+    /// The slot that names this thread as its worker.
+    owner: Cell<*const Owner>,
+    /// The kernel's number of this thread; 0 = not asked yet.
+    tid: Cell<u32>,
     /// The task this thread ended last: its slot is taken again if it still is free.
     cached: Cell<u64>,
 }
 
 thread_local! {
     static BOUND: Bound = const {
-        Bound { task: Cell::new(0), word: Cell::new(0), slot: Cell::new(null()), trace: Cell::new(null()), header: Cell::new(null()), cached: Cell::new(0) }
+        Bound { task: Cell::new(0), word: Cell::new(0), slot: Cell::new(null()), trace: Cell::new(null()), header: Cell::new(null()), owner: Cell::new(null()),
+            tid: Cell::new(0), cached: Cell::new(0) }
     };
 }
 
@@ -159,8 +164,13 @@ extern "C" fn in_forked_child() {
     }
     crate::capi::atropos_gate.store(&CLOSED as *const AtomicU32 as *mut AtomicU32, Release);
     BUSY.store(0, Release);
+    BOUND.with(|b| {
+        // The slots name the parent's thread, rightly.
+        b.owner.set(null());
+        b.tid.set(0);
+        b.cached.set(0);
+    });
     unbind();
-    BOUND.with(|b| b.cached.set(0));
 }
 
 fn install(process: Process) -> &'static Process {
@@ -374,6 +384,8 @@ impl Process {
         };
         if bind_it {
             bind(self.region, task);
+        } else if let Some(slot) = self.tasks.get(index_of(task)) {
+            works_for(&slot.owner);
         }
         task
     }
@@ -385,6 +397,8 @@ impl Process {
         let keep = !self.region.is_kept(cached);
         if self.region.end_task(self.me, task, keep) {
             if bound {
+                // A kept slot goes on to name this thread: its next task is this thread's, too.
+                BOUND.with(|b| b.owner.set(null()));
                 unbind();
             }
             if keep {
@@ -405,7 +419,7 @@ impl Process {
             return 0;
         };
         if let (Some(slot), Some(w)) = (self.region.task(task), self.region.worker(worker)) {
-            set_bound(self.region, task, slot, &w.trace);
+            set_bound(self.region, task, slot, &w.trace, &w.owner);
         }
         worker
     }
@@ -548,8 +562,42 @@ pub fn after_fork() -> Result<()> {
     Ok(())
 }
 
-fn set_bound(region: &'static Region, task: u64, slot: &TaskSlot, trace: &Trace) {
+/// The kernel's number of the calling thread.
+#[inline]
+fn my_tid() -> u32 {
     BOUND.with(|b| {
+        if b.tid.get() == 0 {
+            // SAFETY: gettid has no arguments and cannot fail. By number: old C libraries have no function for it.
+            b.tid.set(unsafe { libc::syscall(libc::SYS_gettid) } as u32);
+        }
+        b.tid.get()
+    })
+}
+
+/// From here on the calling thread works for the slot's task, as far as is known.
+#[inline]
+pub fn works_for(owner: &Owner) {
+    owner.tid.store(my_tid(), Relaxed);
+}
+
+/// The calling thread no longer works for the task it was bound to: what it does now is another's doing.
+fn leave_owner() {
+    BOUND.with(|b| {
+        // SAFETY: null or part of a slot of a region that is never unmapped while it is bound.
+        let Some(owner) = (unsafe { b.owner.replace(null()).as_ref() }) else { return };
+        if owner.tid.load(Relaxed) == b.tid.get() {
+            owner.tid.store(0, Relaxed);
+        }
+    })
+}
+
+fn set_bound(region: &'static Region, task: u64, slot: &TaskSlot, trace: &Trace, owner: &Owner) {
+    if BOUND.with(|b| !std::ptr::eq(b.owner.get(), owner)) {
+        leave_owner();
+    }
+    works_for(owner);
+    BOUND.with(|b| {
+        b.owner.set(owner);
         b.task.set(task);
         b.word.set(active_word(task));
         b.slot.set(slot);
@@ -562,7 +610,7 @@ fn set_bound(region: &'static Region, task: u64, slot: &TaskSlot, trace: &Trace)
 pub fn bind(region: &'static Region, task: u64) -> bool {
     match region.task(task) {
         Some(slot) => {
-            set_bound(region, task, slot, &slot.trace);
+            set_bound(region, task, slot, &slot.trace, &slot.owner);
             true
         }
         None => false,
@@ -570,6 +618,7 @@ pub fn bind(region: &'static Region, task: u64) -> bool {
 }
 
 pub fn unbind() {
+    leave_owner();
     BOUND.with(|b| {
         b.task.set(0);
         b.word.set(0);

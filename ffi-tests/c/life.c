@@ -1,8 +1,21 @@
 /* The whole life of a host that uses the library: every call in its right place, with its right answer. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "check.h"
+#include <sys/syscall.h>
 
 static atropos_resource_t lock_r, pool_r, queue_r;
 static atropos_task_t shared_task;
+
+/* The thread that works for a task, as the statistics name it: whose CPU time is the task's. */
+static long worker_of(uint64_t key) {
+  char *task = task_in_stats(key);
+  CHECK(task != NULL);
+  double tid = json_number(task, "tid");
+  free(task);
+  return (long)tid;
+}
 
 static void *second_worker(void *arg) {
   (void)arg;
@@ -52,6 +65,8 @@ int main(void) {
   atropos_task_t task = atropos_create_cancel(42);
   CHECK(task != 0);
   CHECK_EQ(atropos_current_task(), task);
+  long me = syscall(SYS_gettid);
+  CHECK_EQ(worker_of(42), me);
   CHECK_EQ(atropos_task_set(task, ATROPOS_TASK_CLASS, 3), ATROPOS_OK);
   CHECK_EQ(atropos_task_set(task, ATROPOS_TASK_PRIORITY, -100), ATROPOS_OK);
   CHECK_EQ(atropos_task_set(task, ATROPOS_TASK_BACKGROUND, 1), ATROPOS_OK);
@@ -104,6 +119,8 @@ int main(void) {
   atropos_task_slow_by_resource(other, lock_r, 9, 1);
   CHECK_EQ(atropos_task_bind(other), ATROPOS_OK);
   CHECK_EQ(atropos_current_task(), other);
+  CHECK_EQ(worker_of(43), me);
+  CHECK_EQ(worker_of(42), 0); /* what the thread does now is no longer its doing */
   atropos_blocked_by(lock_r, task);
   CHECK_EQ(atropos_task_bind(task), ATROPOS_OK);
   atropos_task_wait_abandoned(other, lock_r);
@@ -121,7 +138,9 @@ int main(void) {
   atropos_queue_observed(queue_r, 5, 1000000);
   CHECK_EQ(atropos_task_bind(0), ATROPOS_OK);
   CHECK_EQ(atropos_current_task(), 0);
+  CHECK_EQ(worker_of(42), 0);
   CHECK_EQ(atropos_task_bind(task), ATROPOS_OK);
+  CHECK_EQ(worker_of(42), me);
 
   /* The controller, driven by the host. */
   for (int i = 0; i < 40; i++) {

@@ -256,6 +256,7 @@ pub extern "C" fn atropos_task_request_begin(t: atropos_task_t, class_: u32) {
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
+            crate::process::works_for(&slot.owner);
             process.header.begin_request(slot, class_);
         }
     })
@@ -279,7 +280,10 @@ pub extern "C" fn atropos_task_request_end(t: atropos_task_t, status: i32) {
 pub extern "C" fn atropos_task_enter(t: atropos_task_t, class_: u32, r: atropos_resource_t) -> u64 {
     guard(0, || {
         let Some(process) = active() else { return 0 };
-        process.task(t).map_or(0, |slot| process.header.enter(slot, class_, r))
+        process.task(t).map_or(0, |slot| {
+            crate::process::works_for(&slot.owner);
+            process.header.enter(slot, class_, r)
+        })
     })
 }
 

@@ -38,6 +38,8 @@ pub const DECISION_BYTES: usize = 4096;
 #[repr(C)]
 pub struct Owner {
     pub pid: AtomicU32,
+    /// The thread that works for the slot, as its process knows it; 0 = not known. It stands in what was padding.
+    pub tid: AtomicU32,
     pub start_ticks: AtomicU64,
 }
 
@@ -134,6 +136,10 @@ counters! {
     unstable_reads,
     edges_truncated,
     logs_failed,
+    /// Threads whose CPU and I/O were not sampled since more ran than one look may cost.
+    system_threads_skipped,
+    /// Threads that the kernel would not tell about.
+    system_threads_unreadable,
 }
 
 #[repr(C, align(64))]

@@ -80,6 +80,7 @@ impl Default for Patience {
 impl Owner {
     pub fn set(&self, id: ProcessId) {
         self.pid.store(id.pid, Relaxed);
+        self.tid.store(0, Relaxed);
         self.start_ticks.store(id.start_ticks, Relaxed);
     }
 

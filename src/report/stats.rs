@@ -83,6 +83,7 @@ pub fn json(region: &Region) -> String {
             .int("key", slot.key.load(Relaxed))
             .text("label", &label)
             .int("pid", slot.owner.pid.load(Relaxed))
+            .int("tid", slot.owner.tid.load(Relaxed))
             .int("class", slot.class.load(Relaxed))
             .int("priority", slot.priority.load(Relaxed))
             .int("scope", slot.scope.load(Relaxed))

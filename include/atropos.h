@@ -67,6 +67,12 @@
 /** Resource type: a queue with servers (worker slots, tickets); a task holds it while it occupies a server. */
 #define ATROPOS_QUEUE 3
 
+/** In a cancel's `resource`: the task uses up the CPU. Nobody registers it, the library samples it (`system_cpu`). */
+#define ATROPOS_RESOURCE_CPU 4294967294
+
+/** In a cancel's `resource`: the task uses up the disk (`system_io`). */
+#define ATROPOS_RESOURCE_BLOCK_IO 4294967295
+
 /** Nothing is traced. */
 #define ATROPOS_MODE_OFF 1
 
@@ -116,7 +122,8 @@
  * Settings. `size` must be sizeof(atropos_config). Numbers: 0 = default. Precedence: defaults < file < text < fields.
  * A program may be built with an older or a newer header than the library's: the struct only grows at its end, and fields
  * that the library does not know must be 0.
- * The text keys are the field names, and `clock` (auto, coarse, precise).
+ * The text keys are the field names, and `clock` (auto, coarse, precise), `system_cpu` and `system_io` (on, off; default
+ * off): CPU and block I/O as resources, sampled from the kernel for running tasks while an overload is suspected.
  */
 typedef struct atropos_config {
   size_t size;

@@ -56,6 +56,10 @@ pub struct Config {
     pub cancel_burst: u32,
     pub cancel_share: f64,
     pub clock: ClockChoice,
+    /// Is the CPU a resource? Sampled from the kernel while an overload is suspected, for running tasks only.
+    pub system_cpu: bool,
+    /// The same for block I/O.
+    pub system_io: bool,
     pub region_path: Option<String>,
     pub decision_log: Option<String>,
 }
@@ -77,6 +81,10 @@ impl Default for Config {
             cancel_burst: 4,
             cancel_share: 0.01,
             clock: ClockChoice::Auto,
+            // Off until a host's own cases were measured with it: a busy CPU is the rule in an overload, and a host that ran
+            // well without must get neither a new reason to cancel nor descriptors of its own taken by an upgrade.
+            system_cpu: false,
+            system_io: false,
             region_path: None,
             decision_log: None,
         }
@@ -120,6 +128,14 @@ macro_rules! key {
     };
 }
 
+fn switch(value: &str) -> Option<bool> {
+    match value {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
+}
+
 /// Every key of the text form, the same names as the fields of the C struct.
 pub const KEYS: &[Key] = &[
     Key {
@@ -156,6 +172,22 @@ pub const KEYS: &[Key] = &[
             Some(())
         },
         mend: |_| (),
+    },
+    Key {
+        name: "system_cpu",
+        allowed: "on or off",
+        set: |c, v| {
+            c.system_cpu = switch(v)?;
+            Some(())
+        },
+    },
+    Key {
+        name: "system_io",
+        allowed: "on or off",
+        set: |c, v| {
+            c.system_io = switch(v)?;
+            Some(())
+        },
     },
     Key {
         name: "region_path",

@@ -117,6 +117,7 @@ impl WindowJson {
                 "LOCK" => ResourceKind::Lock,
                 "MEMORY" => ResourceKind::Memory,
                 "QUEUE" => ResourceKind::Queue,
+                "SYSTEM" => ResourceKind::System,
                 other => bail!("resource {}: unknown type {other:?}", r.name),
             };
             Ok(ResourceWindow {

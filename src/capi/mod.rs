@@ -14,7 +14,7 @@ pub use tasks::*;
 
 use crate::cancel::action;
 use crate::config::{Config, Mode};
-use crate::control::window::ResourceKind;
+use crate::control::window::{self, ResourceKind};
 use crate::error::{Code, Error, Result};
 use crate::primitive::{AtomicPtr, AtomicU32};
 use crate::process;
@@ -65,6 +65,12 @@ pub const ATROPOS_MEMORY: u32 = 2;
 /// Resource type: a queue with servers (worker slots, tickets); a task holds it while it occupies a server.
 pub const ATROPOS_QUEUE: u32 = 3;
 
+/// In a cancel's `resource`: the task uses up the CPU. Nobody registers it, the library samples it (`system_cpu`).
+pub const ATROPOS_RESOURCE_CPU: u32 = 4294967294;
+/// In a cancel's `resource`: the task uses up the disk (`system_io`).
+pub const ATROPOS_RESOURCE_BLOCK_IO: u32 = 4294967295;
+const _: () = assert!(ATROPOS_RESOURCE_CPU == window::CPU && ATROPOS_RESOURCE_BLOCK_IO == window::BLOCK_IO);
+
 /// Nothing is traced.
 pub const ATROPOS_MODE_OFF: u32 = 1;
 /// Decide and record, cancel nobody (the default).
@@ -102,7 +108,8 @@ pub const ATROPOS_ACTION_ANYWHERE: u32 = 1;
 /// Settings. `size` must be sizeof(atropos_config). Numbers: 0 = default. Precedence: defaults < file < text < fields.
 /// A program may be built with an older or a newer header than the library's: the struct only grows at its end, and fields
 /// that the library does not know must be 0.
-/// The text keys are the field names, and `clock` (auto, coarse, precise).
+/// The text keys are the field names, and `clock` (auto, coarse, precise), `system_cpu` and `system_io` (on, off; default
+/// off): CPU and block I/O as resources, sampled from the kernel for running tasks while an overload is suspected.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct atropos_config {

@@ -201,7 +201,7 @@ pub unsafe extern "C" fn atropos_task_cancel_info(t: atropos_task_t, info: *mut 
             resource_name: [0; 32],
             reason: [0; 160],
         };
-        let name = process.region.header().resource(request.resource).map_or(String::new(), |e| e.name());
+        let name = process.region.header().resource_name(request.resource);
         // SAFETY: both arrays have the sizes given; the caller says that `info` has `size` bytes.
         unsafe {
             copy_out(&name, filled.resource_name.as_mut_ptr(), filled.resource_name.len());

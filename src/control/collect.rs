@@ -4,7 +4,10 @@
 //! the sample's time. Samples are taken every quarter of a window and the window slides over them.
 
 use super::histogram::{Histogram, BUCKETS};
+use super::sample::{Look, Sampler, Trouble};
+use super::system;
 use super::window::*;
+use crate::cancel::action::{self, Level};
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
 use crate::region::Region;
@@ -32,6 +35,8 @@ struct Sample {
     resources: Option<Totals>,
     classes: BTreeMap<u16, Vec<u32>>,
     slot_exec_ns: Vec<u64>,
+    /// What the kernel told of threads, with the resources.
+    system: Option<Look>,
 }
 
 /// Times noted while nobody refreshed the cached clock: they may be anywhere between its last value and the next.
@@ -49,6 +54,8 @@ pub struct Collector {
     usual: [Usual; MAX_RESOURCES],
     usual_at_ns: u64,
     usual_spoilt: bool,
+    /// CPU and block I/O.
+    pub sampler: Sampler,
 }
 
 /// What is usual of a resource in calm times.
@@ -143,8 +150,9 @@ impl Collector {
                 add_running(&self.read_trace(region, trace, since_ns), now_ns, &mut totals);
             }
         }
+        let system = self.sampler.look(region, now_ns, say);
         if let Some(newest) = self.samples.back_mut() {
-            newest.resources = Some(totals);
+            (newest.resources, newest.system) = (Some(totals), system);
         }
     }
 
@@ -158,6 +166,7 @@ impl Collector {
             resources: None,
             classes: class_totals(region),
             slot_exec_ns: Vec::with_capacity(used),
+            system: None,
         };
         let mut totals = Totals::default();
         let mut window = Window { now_ns, ..Window::default() };
@@ -233,6 +242,7 @@ impl Collector {
                 }
             }
             sample.resources = Some(totals);
+            sample.system = self.sampler.look(region, now_ns, say);
         }
 
         // Who waits outside (a full backlog) is as late as who waits inside, and with every server of the queue taken
@@ -305,6 +315,14 @@ impl Collector {
                 let exec_ns = sample.slot_exec_ns[*index];
                 view.exec_ns = grown(exec_ns, before.unwrap_or(exec_ns)).min(length_ns);
             }
+            if let (Some(before), Some(now)) = (&then.system, &sample.system) {
+                let exec_ns = |slot: usize| {
+                    // The threads were looked at last: a slot may have come into use since the rest was read.
+                    let of = |s: &Sample| s.slot_exec_ns.get(slot).copied().unwrap_or(0);
+                    grown(of(&sample), of(then)).min(length_ns)
+                };
+                self.add_system(region, &mut window, &mut views, before, now, &exec_ns, length_ns);
+            }
             self.measured_ns = length_ns;
         }
         self.samples.push_back(sample);
@@ -314,6 +332,44 @@ impl Collector {
             window.edges = edges;
         }
         window
+    }
+
+    /// CPU and block I/O as resources of the window, between two looks at the threads.
+    #[allow(clippy::too_many_arguments)]
+    fn add_system(
+        &self,
+        region: &Region,
+        window: &mut Window,
+        views: &mut [(TaskView, u64, usize)],
+        before: &Look,
+        now: &Look,
+        exec_ns: &dyn Fn(usize) -> u64,
+        length_ns: u64,
+    ) {
+        let part = |slot: usize| system::Part {
+            used: now.slot(slot).sums.since(before.slot(slot).sums),
+            exec_ns: exec_ns(slot),
+        };
+        let pressure = |now: Option<u64>, before: Option<u64>| {
+            Some((grown(now?, before?) as f64 / length_ns.max(1) as f64).min(1.0))
+        };
+        window.pressure.cpu = pressure(now.pressure_cpu_ns, before.pressure_cpu_ns);
+        window.pressure.io = pressure(now.pressure_io_ns, before.pressure_io_ns);
+        let machine = system::Machine {
+            cpus: self.sampler.cpus(),
+            threads: now.threads,
+            looked_at: now.looked_at,
+            pressure_io: window.pressure.io,
+        };
+        let parts: Vec<system::Part> = now.slots().map(part).collect();
+        let (cpu, io) = self.sampler.samples();
+        for id in system::sampled(cpu, io) {
+            let name = region.header().resource_name(id);
+            window.resources.push(system::resource_window(id, name, &parts, &machine));
+            for (view, _, slot) in views.iter_mut() {
+                system::show(view, id, &part(*slot), &now.slot(*slot), &machine);
+            }
+        }
     }
 
     /// A view of one worker; leftovers from before `since_ns` are left out.
@@ -329,6 +385,10 @@ impl Collector {
         }
         view
     }
+}
+
+fn say(trouble: Trouble) {
+    action::log(Level::Warning, trouble.words());
 }
 
 /// Waiters that are not tasks yet, and the oldest one's wait, as last observed.
@@ -415,7 +475,9 @@ fn add_holdings(all: &mut Vec<Holding>, more: Vec<Holding>) {
     for h in more {
         match all.iter_mut().find(|a| a.resource == h.resource && a.instance == h.instance) {
             Some(a) => {
-                if h.held_ns - h.waited_ns > a.held_ns - a.waited_ns {
+                if is_system(h.resource) {
+                    a.held_ns = a.held_ns.saturating_add(h.held_ns); // each with threads of its own
+                } else if h.held_ns - h.waited_ns > a.held_ns - a.waited_ns {
                     (a.held_ns, a.waited_ns) = (h.held_ns, h.waited_ns);
                 }
                 a.amount = a.amount.saturating_add(h.amount);

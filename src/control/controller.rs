@@ -124,6 +124,7 @@ impl Controller {
         if h.read_settings(&mut self.config, &mut self.settings_seen) {
             self.budget.set_params(budget_params(&self.config));
         }
+        self.collector.sampler.set(self.config.system_cpu, self.config.system_io);
         self.keep_clock(region, now_ns);
         if self.config.mode == Mode::Off {
             self.go_quiet(region);
@@ -179,13 +180,12 @@ impl Controller {
             // A child's request is a copy of its parent's.
             let request = if slot.parent.load(Relaxed) == 0 { slot.standing_request(lease) } else { None };
             let Some(request) = request else { continue };
-            let resource = region.header().resource(request.resource);
             let decision = Decision {
                 id: request.decision_id,
                 state: "taken over",
                 resource: request.resource,
-                resource_name: resource.map_or(String::new(), |e| e.name()),
-                resource_kind: resource.and_then(|e| e.kind()),
+                resource_name: region.header().resource_name(request.resource),
+                resource_kind: region.header().resource_kind(request.resource),
                 instance: request.instance,
                 reason: request.reason.clone(),
                 rung: request.rung,
@@ -248,6 +248,7 @@ impl Controller {
             self.detector = Detector::default();
         }
         self.watching = false;
+        self.collector.sampler.close();
         self.overloaded = false;
         self.observed = None;
         self.suspecting = false;
@@ -316,6 +317,8 @@ impl Controller {
         if self.watching && !detailed {
             // From here on resources are measured: windows with tasks reach back to this moment.
             self.collector.measure_resources(region);
+        } else if !self.watching && detailed {
+            self.collector.sampler.close();
         }
         if signal.watch && !std::mem::replace(&mut self.suspecting, signal.watch) {
             h.counters.suspected.fetch_add(1, Relaxed);
@@ -446,14 +449,13 @@ impl Controller {
             };
             let instance_words = action::describe(pick.resource, pick.instance).unwrap_or_default();
             let reason = in_words(pick, &estimate.resources, &instance_words);
-            let name = |id| region.header().resource(id).map_or(String::new(), |e| e.name());
             let mut decision = Decision {
                 state: "overload",
                 reason: reason.clone(),
                 instance_words,
                 resource: pick.resource,
-                resource_name: name(pick.resource),
-                resource_kind: region.header().resource(pick.resource).and_then(|e| e.kind()),
+                resource_name: region.header().resource_name(pick.resource),
+                resource_kind: region.header().resource_kind(pick.resource),
                 instance: pick.instance,
                 p99_ns: signal.p99_ns,
                 slo_ns: signal.slo_ns,

@@ -8,7 +8,11 @@
 use std::collections::BTreeMap;
 
 use super::graph::{clip, scale, Graph, Index, Part, Relief, Scratch};
-use super::window::{EdgeKind, Holding, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+use super::window::{is_system, EdgeKind, Holding, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+
+/// Whoever has used CPU or I/O for no longer than this many times what requests of its class, or of those it delays,
+/// usually take is no culprit.
+const SYSTEM_USUAL_TIMES: u64 = 5;
 
 /// For how long a task has had a holding at its own pace. Whoever was held up itself (a deadlock's survivor, a victim of
 /// the same culprit) has not used what it held meanwhile.
@@ -37,7 +41,7 @@ pub struct ResourceEstimate {
     pub id: ResourceId,
     pub kind: ResourceKind,
     pub name: String,
-    /// LOCK wait/hold time, MEMORY evictions/acquisitions, QUEUE wait/execution time; >= 0, not bounded.
+    /// LOCK wait/hold time, MEMORY evictions/acquisitions, QUEUE wait and SYSTEM delay/execution time; >= 0, not bounded.
     pub raw_contention: f64,
     /// Contention level: 0..=1.
     pub level: f64,
@@ -59,7 +63,7 @@ pub enum OverloadKind {
 /// How a task comes to stand in the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It holds what others want (LOCK, MEMORY).
+    /// It holds what others want (LOCK, MEMORY), or uses it up (SYSTEM).
     Holds,
     /// It waits itself, at the head of a queue, and its request bars those behind it.
     Bars,
@@ -75,9 +79,9 @@ pub struct Use {
     pub resource: ResourceId,
     pub instance: u64,
     pub role: Role,
-    /// Usage so far: ns (LOCK, QUEUE) or units (MEMORY).
+    /// Usage so far: ns (LOCK, QUEUE), units (MEMORY); CPU time in ns or bytes in the window (SYSTEM).
     pub usage: u64,
-    /// For how long it has used it, ns (MEMORY: how long its work has lasted).
+    /// For how long it has used it, ns (MEMORY: how long its work has lasted; CPU: CPU time so far).
     pub usage_ns: u64,
     /// For how long those who run and hold up a queue's head have used it, at most, ns; of other roles the same as
     /// `usage_ns`.
@@ -220,7 +224,7 @@ pub fn estimate(window: &Window, params: &EstimatorParams) -> Estimate {
             raw_contention: match r.kind {
                 ResourceKind::Lock => ratio(r.wait_ns, r.hold_ns),
                 ResourceKind::Memory => ratio(r.evicted, r.acquired),
-                ResourceKind::Queue => ratio(lost, exec_ns),
+                ResourceKind::Queue | ResourceKind::System => ratio(lost, exec_ns),
             },
             level: fraction(lost, exec_ns),
             lost_ns: lost,
@@ -230,13 +234,15 @@ pub fn estimate(window: &Window, params: &EstimatorParams) -> Estimate {
     let mut contended: Vec<&ResourceEstimate> =
         resources.iter().filter(|r| r.lost_ns > 0 && r.level >= params.contention_threshold).collect();
     contended.sort_by(|a, b| b.level.total_cmp(&a.level).then(a.id.cmp(&b.id)));
-    let kind = match contended.iter().map(|r| r.id).collect::<Vec<_>>() {
-        ids if ids.is_empty() => OverloadKind::Regular,
-        ids => OverloadKind::Resource(ids),
-    };
+    let mut contended: Vec<ResourceId> = contended.iter().map(|r| r.id).collect();
     let graph = Graph::new(window, &index, &lost_ns);
-    let mut estimate = Estimate { resources, kind, candidates: Vec::new(), exec_ns, graph };
+    let mut estimate = Estimate { resources, kind: OverloadKind::Regular, candidates: Vec::new(), exec_ns, graph };
     estimate.candidates = estimate.find_candidates(window, params);
+    // A machine that is busy with work of equals is a regular overload: a CPU without a hog is nobody's monopoly.
+    contended.retain(|&id| !is_system(id) || estimate.uses_of(id).next().is_some());
+    if !contended.is_empty() {
+        estimate.kind = OverloadKind::Resource(contended);
+    }
     estimate
 }
 
@@ -258,6 +264,10 @@ impl Estimate {
     /// A task's candidacy, if it stands in anybody's way.
     pub fn candidate(&self, task: TaskId) -> Option<&Candidate> {
         self.candidates.iter().find(|c| c.task == task)
+    }
+
+    fn uses_of(&self, id: ResourceId) -> impl Iterator<Item = &Use> {
+        self.candidates.iter().flat_map(|c| &c.uses).filter(move |u| u.resource == id)
     }
 
     pub(super) fn scratch(&self) -> Scratch {
@@ -298,6 +308,7 @@ impl Estimate {
     fn find_candidates(&self, window: &Window, params: &EstimatorParams) -> Vec<Candidate> {
         let completed: Vec<Option<f64>> = window.tasks.iter().map(|t| completed_fraction(t, params)).collect();
         let usual = self.usual_occupation(window, params);
+        let usual_waiter = self.usual_waiter(window, params);
         let mut scratch = self.scratch();
         let mut found = Vec::new();
         for t in 0..self.graph.tasks as u32 {
@@ -313,7 +324,8 @@ impl Estimate {
             let task = &window.tasks[t as usize];
             // What is usual of its own class is no hogging either, even where only untracked waiters suffer from it.
             let own_usual = params.class_duration_ns.get(&task.class).copied().unwrap_or(0);
-            let uses = self.uses(t, &relief, window, &completed, &|r| usual[r as usize].max(own_usual));
+            let usual_ns = |r: u32| usual[r as usize].max(usual_waiter[r as usize]).max(own_usual);
+            let uses = self.uses(t, &relief, window, &completed, &usual_ns);
             found.push(Candidate {
                 task: task.id,
                 index: t as usize,
@@ -342,6 +354,17 @@ impl Estimate {
                 let duration = params.class_duration_ns.get(&class).copied().unwrap_or(0);
                 usual[r as usize] = usual[r as usize].max(duration);
             }
+        }
+        usual
+    }
+
+    /// The same for those who are delayed for want of a SYSTEM resource.
+    fn usual_waiter(&self, window: &Window, params: &EstimatorParams) -> Vec<u64> {
+        let mut usual = vec![0u64; self.resources.len()];
+        for (r, resource) in self.resources.iter().enumerate().filter(|(_, r)| r.kind == ResourceKind::System) {
+            let delayed = window.tasks.iter().filter(|t| t.waits.iter().any(|w| w.resource == resource.id));
+            let durations = delayed.filter_map(|t| params.class_duration_ns.get(&t.class).copied());
+            usual[r] = durations.max().unwrap_or(0);
         }
         usual
     }
@@ -415,6 +438,13 @@ impl Estimate {
                     let gain = part.amount as f64 * ahead(t);
                     let gain_ns = elapsed_ns as f64 * ahead(t);
                     add(r, self.new_use(r, pool.instance, Role::Holds, part.amount, elapsed_ns, gain, gain_ns));
+                }
+                // An ordinary request is no hog, however many processors it had to itself for a moment.
+                ResourceKind::System if part.held_ns <= usual_ns(r).saturating_mul(SYSTEM_USUAL_TIMES) => {}
+                ResourceKind::System => {
+                    let gain = part.amount as f64 * ahead(t);
+                    let gain_ns = elapsed_ns as f64 * ahead(t);
+                    add(r, self.new_use(r, pool.instance, Role::Holds, part.amount, part.held_ns, gain, gain_ns));
                 }
                 _ if part.held_ns <= usual_ns(r).saturating_mul(2) && relief.victims.is_empty() => {}
                 _ => {

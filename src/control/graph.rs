@@ -5,12 +5,13 @@
 //!
 //! Three shapes of blocking:
 //! - a **barrier** (LOCK, or any wait whose edges the host gave): waits that end once *all* its blockers are gone;
-//! - a **pool** (MEMORY, QUEUE): nobody in particular blocks. Of memory a holder gives back its share; of a queue each
-//!   server that comes back serves many, so what counts is how many of those that are usually busy are missing;
+//! - a **pool** (MEMORY, QUEUE, SYSTEM): nobody in particular blocks. Of memory a holder gives back its share, of CPU and
+//!   I/O what it used in the window; of a queue each server that comes back serves many, so what counts is how many of
+//!   those that are usually busy are missing;
 //! - a **stuck slot**: whoever occupies a queue's server while it waits for a lock gives the server back only when
 //!   the lock's holder goes, so the relief of the queue belongs to that holder.
 
-use super::window::{EdgeKind, ResourceKind, ResourceWindow, TaskId, Window};
+use super::window::{is_system, EdgeKind, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
 
 /// A holder that acquired this much later than the oldest wait began still counts as "there before": events read a
 /// coarse clock.
@@ -23,6 +24,8 @@ const BRIEF_WAIT_FACTOR: u64 = 10;
 const MAX_INHERIT: usize = 64;
 /// Whoever has a queue's server for this many turnovers of the others, and all through the window, does not turn over.
 pub(super) const LONG_TURNOVERS: u64 = 10;
+/// Whoever uses less than this part of the CPU or of the I/O does not monopolise it, however little the others use.
+const SYSTEM_LEAST_SHARE: f64 = 0.25;
 /// Nobody: an untracked blocker.
 const NONE: u32 = u32::MAX;
 
@@ -58,12 +61,12 @@ impl Barrier {
     }
 }
 
-/// One instance of a MEMORY or QUEUE resource.
+/// One instance of a MEMORY, QUEUE or SYSTEM resource.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub resource: u32,
     pub instance: u64,
-    /// Units (MEMORY) or servers (QUEUE) that tasks hold.
+    /// Units (MEMORY) or servers (QUEUE) that tasks hold; SYSTEM: what there is, at least what tasks used.
     pub total: u64,
     pub holders: u32,
     /// Execution time lost to this instance in the window.
@@ -81,6 +84,8 @@ pub(super) struct Part {
     pub pool: u32,
     pub amount: u64,
     pub held_ns: u64,
+    /// SYSTEM: its own delays in the window; they end with it, but free nobody.
+    pub delayed_ns: u64,
 }
 
 /// Rows of `T` per task, in one allocation.
@@ -149,6 +154,8 @@ pub(super) struct Graph {
     own_ns: Vec<u64>,
     /// Per resource: is it a queue?
     queue: Vec<bool>,
+    /// Per resource: is it the machine's?
+    system: Vec<bool>,
 }
 
 /// What a set of tasks would give back if it went.
@@ -225,6 +232,7 @@ impl Graph {
             tasks,
             resources: window.resources.len(),
             queue: window.resources.iter().map(|r| r.kind == ResourceKind::Queue).collect(),
+            system: window.resources.iter().map(|r| r.kind == ResourceKind::System).collect(),
             ..Graph::default()
         };
 
@@ -248,7 +256,7 @@ impl Graph {
                     run_wait_ns[r as usize] = run_wait_ns[r as usize].saturating_add(clipped_ns);
                     pool_waits.push((r, wait.instance, clipped_ns));
                 }
-                if kind == ResourceKind::Memory {
+                if matches!(kind, ResourceKind::Memory | ResourceKind::System) {
                     continue; // it runs on, only slower
                 }
                 let w = g.waits.len() as u32;
@@ -280,8 +288,10 @@ impl Graph {
         g.own_ns = vec![0u64; tasks];
         for (t, task) in window.tasks.iter().enumerate() {
             for h in &task.holdings {
-                oldest_hold_ns[t] = oldest_hold_ns[t].max(h.held_ns);
-                g.own_ns[t] = g.own_ns[t].max(h.held_ns.saturating_sub(h.waited_ns));
+                if !is_system(h.resource) {
+                    oldest_hold_ns[t] = oldest_hold_ns[t].max(h.held_ns);
+                    g.own_ns[t] = g.own_ns[t].max(h.held_ns.saturating_sub(h.waited_ns));
+                }
                 let Some(r) = resources.get(h.resource) else {
                     continue;
                 };
@@ -416,6 +426,7 @@ impl Graph {
                 true => wanted_servers(&window.resources[r], window.length_ns, members, waited.len(), lost_ns),
                 false => (lost_ns, 1),
             };
+            let (id, system) = (window.resources[r].id, self.system[r]);
             let pool = self.pools.len() as u32;
             let mut distinct = 0;
             let mut last = NONE;
@@ -428,8 +439,11 @@ impl Graph {
                 }
                 last = m.2;
                 distinct += 1;
-                parts.push((m.2, Part { pool, amount: m.3, held_ns: m.4 }));
+                let delayed_ns = if system { delays_ns(&window.tasks[m.2 as usize], id, instance, window) } else { 0 };
+                parts.push((m.2, Part { pool, amount: m.3, held_ns: m.4, delayed_ns }));
             }
+            // What the tasks did not use others did, or it lay idle: neither comes back with a task.
+            let total = if system { total.max(capacity(&window.resources[r], window.length_ns)) } else { total };
             self.pools.push(Pool { resource, instance, total, holders: distinct, lost_ns, wanted, stuck: false });
         }
         self.parts = Rows::new(self.tasks, parts);
@@ -577,8 +591,11 @@ impl Graph {
             for part in self.parts.row(t) {
                 let pool = &self.pools[part.pool as usize];
                 let queue = self.queue[pool.resource as usize];
-                let counts =
-                    if queue { own || self.blocked[t as usize] } else { own && monopolises(part.amount, pool) };
+                let counts = if queue {
+                    own || self.blocked[t as usize]
+                } else {
+                    own && monopolises(part.amount, pool, self.system[pool.resource as usize])
+                };
                 if counts && pool.lost_ns > 0 {
                     if s.pool_freed[part.pool as usize] == 0 {
                         touched.push(part.pool);
@@ -594,7 +611,10 @@ impl Graph {
             let amount = std::mem::take(&mut s.pool_freed[p as usize]);
             let freed = &mut out.freed_ns[pool.resource as usize];
             let all = if self.queue[pool.resource as usize] { pool.wanted } else { pool.total };
-            *freed = freed.saturating_add(scale(pool.lost_ns, amount.min(all), all));
+            let own = set.iter().flat_map(|&t| self.parts.row(t)).filter(|part| part.pool == p);
+            let own_delays_ns = own.fold(0u64, |sum, part| sum.saturating_add(part.delayed_ns));
+            let of_others_ns = pool.lost_ns.saturating_sub(own_delays_ns);
+            *freed = freed.saturating_add(scale(of_others_ns, amount.min(all), all));
         }
         out.pools = touched;
     }
@@ -668,10 +688,23 @@ fn wanted_servers(
 }
 
 /// Among several holders of memory only those well above the fair share are to blame: twice the fair share, or (of
-/// few holders) half way from the fair share to all of it.
-fn monopolises(amount: u64, pool: &Pool) -> bool {
+/// few holders) half way from the fair share to all of it. Of a SYSTEM resource a share of all besides: with many light
+/// users the fair share is next to nothing, and each of forty equal reports would be far above it.
+fn monopolises(amount: u64, pool: &Pool, system: bool) -> bool {
     let fair = 1.0 / pool.holders.max(1) as f64;
-    amount as f64 >= pool.total as f64 * (2.0 * fair).min((1.0 + fair) / 2.0)
+    let least = if system { SYSTEM_LEAST_SHARE } else { 0.0 };
+    amount as f64 >= pool.total as f64 * (2.0 * fair).min((1.0 + fair) / 2.0).max(least)
+}
+
+/// What there is of a SYSTEM resource in a window: CPU time of all processors; of I/O it is not known (0).
+fn capacity(resource: &ResourceWindow, window_ns: u64) -> u64 {
+    resource.servers.saturating_mul(window_ns)
+}
+
+/// A task's waits for one resource, inside the window.
+fn delays_ns(task: &TaskView, resource: u32, instance: u64, window: &Window) -> u64 {
+    let waits = task.waits.iter().filter(|w| (w.resource, w.instance) == (resource, instance));
+    waits.fold(0u64, |sum, w| sum.saturating_add(clip(w.waited_ns, window)))
 }
 
 /// The run of items from `*at` on for which `same` holds; moves `*at` behind it.

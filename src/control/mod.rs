@@ -14,6 +14,9 @@ mod graph;
 pub mod histogram;
 pub mod policy;
 #[cfg(not(loom))]
+pub mod sample;
+pub mod system;
+#[cfg(not(loom))]
 mod verify;
 pub mod window;
 

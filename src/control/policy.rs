@@ -8,9 +8,9 @@
 //!    leaves, until every resource is under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
-use super::estimator::{Candidate, Estimate, ResourceEstimate, Role, Use};
+use super::estimator::{Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
 use super::graph::LONG_TURNOVERS;
-use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window, CPU};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
@@ -37,7 +37,8 @@ pub struct PolicyParams {
     /// Whoever has used the resource, or will use it, for less than this is not worth a cancel, ns: at least the
     /// latency objective, for its victims can bear as much.
     pub min_gain_ns: u64,
-    /// Whoever has occupied a queue's server for less than this may only have been held up by a busy machine, ns.
+    /// Whoever has occupied a queue's server, or used the CPU or I/O, for less than this may only have been held up by a
+    /// busy machine, ns.
     pub min_occupation_ns: u64,
     /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns.
     pub min_idle_ns: u64,
@@ -201,6 +202,10 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
     if picks.is_empty() {
         nobody_because = match rejected.first() {
             _ if budget_left == 0 => "the cancel budget is used up".to_string(),
+            _ if estimate.kind == OverloadKind::Regular => format!(
+                "{} short and no request stands out: a regular overload, which cancelling cannot help",
+                c.short_of()
+            ),
             None => "nobody tracked stands in the way of those who wait".to_string(),
             Some(r) => format!("no candidate qualifies; the nearest, task {}: {}", r.task, r.why),
         };
@@ -260,6 +265,13 @@ impl<'a> Chooser<'a> {
 
     fn contended(&self) -> bool {
         (0..self.left.len()).any(|r| self.open(r))
+    }
+
+    /// The contended resources in words.
+    fn short_of(&self) -> String {
+        let open = (0..self.left.len()).filter(|&r| self.open(r));
+        let names: Vec<&str> = open.map(|r| self.estimate.resources[r].name.as_str()).collect();
+        format!("{} {}", names.join(" and "), if names.len() == 1 { "is" } else { "are" })
     }
 
     fn reset(&mut self) {
@@ -336,6 +348,10 @@ impl<'a> Chooser<'a> {
                     let turnover_ns = self.window.resources.get(r).map_or(0, |w| w.turnover_ns);
                     let apart_ns = turnover_ns.saturating_mul(LONG_TURNOVERS);
                     min_ns.max(usual_ns).max(apart_ns).max(self.params.min_occupation_ns)
+                }
+                // On a busy machine ordinary requests, too, have had the CPU for a moment.
+                Role::Holds if self.estimate.resources[r].kind == ResourceKind::System => {
+                    min_ns.max(self.params.min_occupation_ns)
                 }
                 Role::Holds | Role::Through => min_ns.max(usual_ns),
             };
@@ -516,6 +532,13 @@ fn duration(ns: f64) -> String {
     }
 }
 
+fn bytes(n: u64) -> String {
+    match n {
+        n if n < 1 << 20 => format!("{} KiB", n >> 10),
+        n => format!("{} MiB", n >> 20),
+    }
+}
+
 fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, waiting: usize, relief_share: f64) -> String {
     let what = match u.instance {
         0 => r.name.clone(),
@@ -530,6 +553,13 @@ fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, waiting
                 u.usage,
                 percent(u.share)
             )
+        }
+        (Role::Holds, ResourceKind::System) => {
+            let used = match r.id {
+                CPU => format!("has used {since} of CPU time"),
+                _ => format!("has done I/O for {since}, {} of it in the last window,", bytes(u.usage)),
+            };
+            format!("{used} and causes {} of the delays while {others} for {what}", percent(u.share))
         }
         (Role::Holds, _) => format!("has held {what} for {since} while {others} for it"),
         (Role::Bars, _) => format!("has waited for {what} for {since} and bars the queue: {others} behind it"),

@@ -8,6 +8,14 @@ use super::histogram::Histogram;
 pub type TaskId = u64;
 /// A registered resource's number; 0 = unknown.
 pub type ResourceId = u32;
+/// The SYSTEM resources: nobody registers them, so their numbers lie above all that can be.
+pub const CPU: ResourceId = u32::MAX - 1;
+pub const BLOCK_IO: ResourceId = u32::MAX;
+
+/// Is it one that the library samples from the kernel?
+pub fn is_system(resource: ResourceId) -> bool {
+    resource >= CPU
+}
 
 /// What kind of thing a resource is; decides how contention and usage are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,6 +23,8 @@ pub enum ResourceKind {
     Lock,
     Memory,
     Queue,
+    /// The machine's: CPU or block I/O, sampled from the kernel.
+    System,
 }
 
 /// One request class's completions in the window.
@@ -33,7 +43,7 @@ pub struct ResourceWindow {
     pub id: ResourceId,
     pub kind: ResourceKind,
     pub name: String,
-    /// Time tasks spent waiting for it, clipped to the window.
+    /// Time tasks spent waiting for it, clipped to the window. SYSTEM: run-queue or block-I/O delay.
     pub wait_ns: u64,
     /// Time tasks held it, clipped to the window (LOCK, QUEUE).
     pub hold_ns: u64,
@@ -41,9 +51,9 @@ pub struct ResourceWindow {
     pub usual_hold_ns: u64,
     /// For how long those held it who gave it back in the window, on average (LOCK, QUEUE); 0 = nobody did.
     pub turnover_ns: u64,
-    /// QUEUE: how many servers it has; 0 = not told.
+    /// QUEUE: how many servers it has; CPU: processors the host may use. 0 = not told.
     pub servers: u64,
-    /// Units acquired in the window (MEMORY).
+    /// Units acquired in the window (MEMORY); CPU time or bytes used in it (SYSTEM).
     pub acquired: u64,
     /// Units whose acquisition evicted somebody else's (MEMORY).
     pub evicted: u64,
@@ -52,7 +62,7 @@ pub struct ResourceWindow {
     pub untracked_oldest_wait_ns: u64,
 }
 
-/// A wait that goes on now.
+/// A wait that goes on now; of a SYSTEM resource, the task's delays in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     pub resource: ResourceId,
@@ -60,13 +70,14 @@ pub struct Wait {
     pub waited_ns: u64,
 }
 
-/// Something held now.
+/// Something held now; of a SYSTEM resource, what the task used of it in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     pub resource: ResourceId,
     pub instance: u64,
-    /// Units held (MEMORY), or how many times acquired (LOCK).
+    /// Units held (MEMORY), how many times acquired (LOCK), CPU time in ns or bytes in the window (SYSTEM).
     pub amount: u64,
+    /// CPU: CPU time of the request so far, as far as it was seen. Block I/O: for how long it was seen to do any.
     pub held_ns: u64,
     /// Part of `held_ns` in which the task itself waited for something: not its own doing, so no usage of its.
     pub waited_ns: u64,
@@ -142,4 +153,13 @@ pub struct Window {
     /// Live tasks; filled only while an overload is suspected (empty otherwise).
     pub tasks: Vec<TaskView>,
     pub edges: Vec<Edge>,
+    pub pressure: Pressure,
+}
+
+/// The kernel's own word (PSI): the part of the window, 0..=1, in which somebody on the machine (or in the container)
+/// stood still for want of the resource. None = the kernel does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pressure {
+    pub cpu: Option<f64>,
+    pub io: Option<f64>,
 }

@@ -3,7 +3,7 @@
 use super::layout::{Header, ResourceEntry, MAX_RESOURCES, NAME_BYTES};
 use super::owner::{Patience, ProcessId};
 use super::text;
-use crate::control::window::ResourceKind;
+use crate::control::window::{ResourceKind, BLOCK_IO, CPU};
 use crate::error::{Code, Error, Result};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -13,6 +13,7 @@ fn claimed_by(pid: u32) -> u64 {
     (pid as u64) << 2 | 1
 }
 
+/// What a host may register: SYSTEM resources are the library's own.
 pub fn kind_from(n: u32) -> Option<ResourceKind> {
     match n {
         1 => Some(ResourceKind::Lock),
@@ -87,6 +88,23 @@ impl Header {
     /// The registered resource `id`.
     pub fn resource(&self, id: u32) -> Option<&ResourceEntry> {
         self.resources.get(id as usize).filter(|e| e.state.load(Acquire) == READY)
+    }
+
+    /// The name of a resource, registered or the machine's; empty for a number that names none.
+    pub fn resource_name(&self, id: u32) -> String {
+        match id {
+            CPU => "CPU".into(),
+            BLOCK_IO => "block I/O".into(),
+            _ => self.resource(id).map_or(String::new(), |entry| entry.name()),
+        }
+    }
+
+    /// The kind of a resource, registered or the machine's.
+    pub fn resource_kind(&self, id: u32) -> Option<ResourceKind> {
+        match id {
+            CPU | BLOCK_IO => Some(ResourceKind::System),
+            _ => self.resource(id).and_then(|entry| entry.kind()),
+        }
     }
 
     /// All registered resources with their numbers.

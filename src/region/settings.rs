@@ -6,8 +6,10 @@ use crate::config::{ClockChoice, Config, Mode};
 use crate::error::{Code, Error, Result};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+const WORDS: usize = 16;
+
 /// The reloadable numbers of a `Config`, in the order of the shared words.
-fn words_of(c: &Config) -> [u64; 12] {
+fn words_of(c: &Config) -> [u64; WORDS] {
     [
         c.mode as u64,
         c.window_ms as u64,
@@ -21,10 +23,14 @@ fn words_of(c: &Config) -> [u64; 12] {
         c.cancel_burst as u64,
         c.cancel_share.to_bits(),
         c.clock as u64,
+        0,
+        0,
+        0,
+        c.system_cpu as u64 | (c.system_io as u64) << 1,
     ]
 }
 
-fn apply_words(w: [u64; 12], c: &mut Config) {
+fn apply_words(w: [u64; WORDS], c: &mut Config) {
     c.mode = Mode::from_u32(w[0] as u32).unwrap_or(Mode::Observe);
     c.window_ms = w[1] as u32;
     c.trigger_windows = w[2] as u32;
@@ -41,6 +47,7 @@ fn apply_words(w: [u64; 12], c: &mut Config) {
         3 => ClockChoice::Precise,
         _ => ClockChoice::Auto,
     };
+    (c.system_cpu, c.system_io) = (w[15] & 1 != 0, w[15] & 2 != 0);
 }
 
 impl Header {
@@ -126,7 +133,8 @@ mod tests {
         sent.apply_text(
             "t",
             "mode=enforce\nwindow_ms=50\ntrigger_windows=4\nverify_ms=77\nslo_ms=1.5\nslo_tolerance=0.5\ncontention_threshold=0.4\n\
-             min_relief=0.1\ncancel_rate_per_s=9\ncancel_burst=8\ncancel_share=0.25\nclock=precise",
+             min_relief=0.1\ncancel_rate_per_s=9\ncancel_burst=8\ncancel_share=0.25\nclock=precise\n\
+             system_cpu=on\nsystem_io=on",
         )
         .unwrap();
         r.header().publish_settings(&sent).unwrap();

@@ -9,6 +9,7 @@ pub fn kind_name(kind: ResourceKind) -> &'static str {
         ResourceKind::Lock => "LOCK",
         ResourceKind::Memory => "MEMORY",
         ResourceKind::Queue => "QUEUE",
+        ResourceKind::System => "SYSTEM",
     }
 }
 
@@ -88,5 +89,7 @@ pub fn json(window: &Window) -> String {
         .raw("resources", &resources)
         .raw("tasks", &list(&window.tasks, task_json))
         .raw("edges", &edges)
+        .optional_float("pressure_cpu", window.pressure.cpu)
+        .optional_float("pressure_io", window.pressure.io)
         .end()
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::control::estimator::{Candidate, Role, Use};
 use crate::control::histogram::Histogram;
 use crate::control::policy::dominated;
-use crate::control::window::ClassWindow;
+use crate::control::window::{ClassWindow, CPU};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
@@ -17,14 +17,23 @@ fn amount() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..1000u64, 1 => Just(u64::MAX)]
 }
 
+/// The numbers up to `RESOURCES` are registered, the one above stands for the CPU; 0 is nobody's.
+fn id(n: u32) -> u32 {
+    if n > RESOURCES {
+        CPU
+    } else {
+        n
+    }
+}
+
 prop_compose! {
-    fn wait()(resource in 0..RESOURCES + 2, instance in 0..3u64, waited_ns in time()) -> Wait {
+    fn wait()(resource in (0..RESOURCES + 2).prop_map(id), instance in 0..3u64, waited_ns in time()) -> Wait {
         Wait { resource, instance, waited_ns }
     }
 }
 
 prop_compose! {
-    fn holding()(resource in 0..RESOURCES + 2, instance in 0..3u64, amount in amount(), held_ns in time()) -> Holding {
+    fn holding()(resource in (0..RESOURCES + 2).prop_map(id), instance in 0..3u64, amount in amount(), held_ns in time()) -> Holding {
         Holding { resource, instance, amount, held_ns, waited_ns: 0 }
     }
 }
@@ -47,7 +56,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn edge()(w in 1..TASKS + 2, b in 0..TASKS + 2, queued: bool, resource in 0..RESOURCES + 2, instance in 0..3u64) -> Edge {
+    fn edge()(w in 1..TASKS + 2, b in 0..TASKS + 2, queued: bool, resource in (0..RESOURCES + 2).prop_map(id), instance in 0..3u64) -> Edge {
         let kind = if queued { EdgeKind::Queued } else { EdgeKind::Holds };
         Edge { waiter: w, blocker: b, kind, resource, instance }
     }
@@ -73,14 +82,15 @@ prop_compose! {
 prop_compose! {
     fn any_window()(
         mut tasks in prop::collection::vec(task(), 0..TASKS as usize),
-        mut resources in prop::collection::vec(resource(), RESOURCES as usize),
+        mut resources in prop::collection::vec(resource(), RESOURCES as usize + 1),
         edges in prop_oneof![prop::collection::vec(edge(), 0..1), prop::collection::vec(edge(), 0..30)],
         length_ns in prop_oneof![9 => Just(100 * MS), 1 => Just(0), 1 => Just(u64::MAX)],
         exec_ns in time(),
     ) -> Window {
         (1..).zip(&mut tasks).for_each(|(id, t)| (t.id, t.scope) = (id, id + 100));
-        (1..).zip(&mut resources).for_each(|(id, r)| r.id = id);
-        Window { now_ns: S, length_ns, exec_ns, resources, tasks, edges, classes: vec![] }
+        (1..).zip(&mut resources).for_each(|(n, r)| r.id = id(n));
+        resources[RESOURCES as usize].kind = ResourceKind::System;
+        Window { now_ns: S, length_ns, exec_ns, resources, tasks, edges, ..Window::default() }
     }
 }
 
@@ -111,6 +121,7 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
 fn counts(w: &Window, u: &Use, min_ns: u64) -> bool {
     let r = w.resources.iter().find(|r| r.id == u.resource).unwrap();
     let least_ns = match u.role {
+        Role::Holds if r.kind == ResourceKind::System => min_ns.max(200 * MS),
         Role::Bars => min_ns / 5,
         Role::Occupies => min_ns.max(r.usual_hold_ns.max(r.turnover_ns) * 5).max(r.turnover_ns * 10).max(200 * MS),
         Role::Holds | Role::Through => min_ns.max(r.usual_hold_ns.max(r.turnover_ns) * 5),

@@ -51,6 +51,8 @@ programs! {
     takeover: "takeover.c" [];
     storm: "storm.c" [];
     versions: "versions.c" [];
+    system_cpu_hog: "system_cpu.c" ["hog"];
+    system_cpu_equals: "system_cpu.c" ["equals"];
 }
 
 /// Loading at run time makes sense for the shared library only; the program links nothing.

@@ -38,7 +38,7 @@ typedef struct culprit {
   pthread_t thread;
   wire wire;
   uint64_t send_ns, done_ns;
-  uint32_t days;
+  const char *command;
   atomic_bool done;
   char reply[sizeof((wire *)0)->in];
 } culprit;
@@ -89,8 +89,11 @@ static void *client_main(void *arg) {
       continue;
     }
     unsigned account = (unsigned)(next_random(&c->random) % DEMO_ACCOUNTS) + 1;
-    bool sent = c->writes ? wire_send(&c->wire, "WRITE %u %d", account, (int)(next_random(&c->random) % 201) - 100)
-                          : wire_send(&c->wire, "READ %u", account);
+    int amount = (int)(next_random(&c->random) % 201) - 100;
+    bool sent = !c->writes ? wire_send(&c->wire, "READ %u", account)
+              : c->options->culprit == CULPRIT_CPU ? wire_send(&c->wire, "BRANCH %u", account)
+              : c->options->culprit == CULPRIT_IO ? wire_send(&c->wire, "DURABLE %u %d", account, amount)
+                                                  : wire_send(&c->wire, "WRITE %u %d", account, amount);
     if (!sent || !wire_recv(&c->wire, line)) {
       fprintf(stderr, "the server closed a client's connection\n");
       c->errors++;
@@ -112,7 +115,7 @@ static void *client_main(void *arg) {
 static void *culprit_main(void *arg) {
   culprit *c = arg;
   sleep_until(c->send_ns);
-  if (!wire_send(&c->wire, "STATEMENTS %u", c->days) || !wire_recv(&c->wire, c->reply))
+  if (!wire_send(&c->wire, "%s", c->command) || !wire_recv(&c->wire, c->reply))
     strcpy(c->reply, "ERR connection closed");
   c->done_ns = now_ns();
   atomic_store(&c->done, true);
@@ -231,11 +234,15 @@ static void tick(FILE *out, const client *clients, uint32_t n, double t_s, uint3
 
 int load_run(const load_options *o, FILE *progress, load_result *r) {
   *r = (load_result){.huge_days = o->huge_days, .buckets = (uint32_t)(o->seconds / LOAD_BUCKET_S)};
-  if (r->huge_days == 0 && measure_days(o->socket_path, o->huge_seconds, &r->huge_days, &r->statement_rows) != 0) return -1;
+  bool writes_rows = o->culprit == CULPRIT_LOCK;
+  if (writes_rows && r->huge_days == 0 && measure_days(o->socket_path, o->huge_seconds, &r->huge_days, &r->statement_rows) != 0) return -1;
   uint32_t n = o->readers + o->writers, connected = 0;
   client *clients = calloc(n, sizeof *clients);
   r->timeline = calloc(r->buckets ? r->buckets : 1, sizeof *r->timeline);
-  culprit bad = {.days = r->huge_days, .wire = {.fd = -1}};
+  char command[64];
+  const char *const COMMANDS[] = {"STATEMENTS %u", "RANK 1000000 %u", "EXPORT 1000000 %u"};
+  snprintf(command, sizeof command, COMMANDS[o->culprit], writes_rows ? r->huge_days : o->huge_threads);
+  culprit bad = {.command = command, .wire = {.fd = -1}};
   if (!clients || !r->timeline) abort();
   while (connected < n && connect_to(o->socket_path, &clients[connected].wire) == 0) connected++;
   int rc = connected == n && (!o->huge || connect_to(o->socket_path, &bad.wire) == 0) ? 0 : -1;
@@ -276,7 +283,7 @@ int load_run(const load_options *o, FILE *progress, load_result *r) {
       r->huge_finished = sscanf(bad.reply, "OK %lu", &rows) == 1;
       r->huge_cancelled = strncmp(bad.reply, "ERR cancelled ", 14) == 0;
       r->huge_ran_s = (double)(bad.done_ns - onset) / 1e9;
-      r->statement_rows += rows;
+      if (writes_rows) r->statement_rows += rows;
     }
     r->onset_s = (double)(onset - start) / 1e9;
     evaluate(clients, n, start, onset, end, r);

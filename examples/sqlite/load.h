@@ -5,12 +5,18 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* What the huge request takes: the write lock (STATEMENTS), the CPU (RANK) or the disk (EXPORT). The "writers" send what
+ * needs it: WRITE, BRANCH or DURABLE. */
+typedef enum culprit_kind { CULPRIT_LOCK, CULPRIT_CPU, CULPRIT_IO } culprit_kind;
+
 typedef struct load_options {
   const char *socket_path;
   double seconds;          /* length of the run */
   double onset_s;          /* when the huge request is sent */
   double huge_seconds;     /* how long it shall take if left alone; its size is measured from this */
   uint32_t huge_days;      /* its size, 0: measure */
+  culprit_kind culprit;
+  uint32_t huge_threads;   /* of RANK and EXPORT */
   bool huge;               /* false: a run without it (clean) */
   uint32_t readers, writers;
   double reads_per_s, writes_per_s; /* of all readers, of all writers */

@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT OR Apache-2.0
  */
 #include <getopt.h>
+#include <sched.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +15,12 @@
 static const char USAGE[] =
   "usage: atropos-sqlite [options]\n"
   "  --mode clean|off|observe|enforce  clean: no huge request, library off; default enforce\n"
+  "  --culprit lock|cpu|io  what the huge request takes, default lock; cpu confines the program to two processors\n"
   "  --seconds N       length of the run, default 12 (1..600)\n"
   "  --onset S         when the huge request comes, default 2\n"
   "  --huge-seconds S  how long it takes if left alone on an idle machine (measured), default 7\n"
   "  --huge-days N     its size instead, to give several runs the same work (1..100000)\n"
-  "  --slo-ms X        objective for the p99, default 25\n"
+  "  --slo-ms X        objective for the p99, default 25; with --culprit cpu or io 50\n"
   "  --load X          factor on the load, default 1 (0.01..100)\n"
   "  --seed N          default 1\n"
   "  --dir DIR         where the database and the socket go, default .\n"
@@ -65,10 +67,23 @@ static void print_ms(const char *name, bool known, double ms) {
   else printf(",\"%s\":null", name);
 }
 
-static void print_result(const char *mode, const load_options *o, const load_result *r, server_stats s, bool consistent, const char *decisions) {
+static const char *const CULPRITS[] = {"lock", "cpu", "io"};
+
+/* At most two processors, so that what is plenty for them is plenty on every machine. Before any thread. */
+static unsigned confine(void) {
+  cpu_set_t allowed, two;
+  unsigned cpus = 0;
+  CPU_ZERO(&two);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 2;
+  for (int cpu = 0; cpu < CPU_SETSIZE && cpus < 2; cpu++)
+    if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &two), cpus++;
+  return sched_setaffinity(0, sizeof two, &two) == 0 ? cpus : 2;
+}
+
+static void print_result(const char *mode, const load_options *o, const load_result *r, server_stats s, double slo_ms, bool consistent, const char *decisions) {
   bool told = s.first_cancel_ns != 0 && s.first_cancel_ns >= s.huge_locked_ns;
-  printf("{\"type\":\"result\",\"case\":\"sqlite\",\"host\":\"sqlite\",\"host_version\":\"%s\",\"mode\":\"%s\",\"seed\":%llu,\"duration_s\":%.1f",
-         sqlite3_libversion(), mode, (unsigned long long)o->seed, o->seconds);
+  printf("{\"type\":\"result\",\"case\":\"sqlite\",\"host\":\"sqlite\",\"host_version\":\"%s\",\"mode\":\"%s\",\"culprit\":\"%s\",\"slo_ms\":%.0f,\"seed\":%llu,\"duration_s\":%.1f",
+         sqlite3_libversion(), mode, CULPRITS[o->culprit], slo_ms, (unsigned long long)o->seed, o->seconds);
   printf(",\"tps\":%.1f,\"reads_per_s\":%.1f,\"writes_per_s\":%.1f,\"p99_ms\":%.3f,\"read_p99_ms\":%.3f,\"write_p99_ms\":%.3f",
          r->reads_per_s + r->writes_per_s, r->reads_per_s, r->writes_per_s, r->p99_ms, r->read_p99_ms, r->write_p99_ms);
   printf(",\"stall_s\":%.2f,\"onset_ms\":%.1f,\"onset_ns\":%llu", r->stall_s, r->onset_s * 1e3, (unsigned long long)s.huge_locked_ns);
@@ -92,13 +107,13 @@ static void print_result(const char *mode, const load_options *o, const load_res
 int main(int argc, char **argv) {
   static const char *const MODES[] = {"clean", "off", "observe", "enforce"};
   static const uint32_t ATROPOS_MODES[] = {ATROPOS_MODE_OFF, ATROPOS_MODE_OFF, ATROPOS_MODE_OBSERVE, ATROPOS_MODE_ENFORCE};
-  enum { MODE, SECONDS, ONSET, HUGE_SECONDS, HUGE_DAYS, SLO, LOAD, SEED, DIR, CONFIG, HELP };
+  enum { MODE, CULPRIT, SECONDS, ONSET, HUGE_SECONDS, HUGE_DAYS, SLO, LOAD, SEED, DIR, CONFIG, HELP };
   static const struct option OPTIONS[] = {
-    {"mode", 1, NULL, MODE}, {"seconds", 1, NULL, SECONDS}, {"onset", 1, NULL, ONSET}, {"huge-seconds", 1, NULL, HUGE_SECONDS},
+    {"mode", 1, NULL, MODE}, {"culprit", 1, NULL, CULPRIT}, {"seconds", 1, NULL, SECONDS}, {"onset", 1, NULL, ONSET}, {"huge-seconds", 1, NULL, HUGE_SECONDS},
     {"huge-days", 1, NULL, HUGE_DAYS}, {"slo-ms", 1, NULL, SLO}, {"load", 1, NULL, LOAD}, {"seed", 1, NULL, SEED},
     {"dir", 1, NULL, DIR}, {"config", 1, NULL, CONFIG}, {"help", 0, NULL, HELP}, {0}};
-  int mode = 3;
-  double seconds = 12, onset = 2, huge_seconds = 7, huge_days = 0, slo_ms = 25, load = 1, seed = 1;
+  int mode = 3, culprit = CULPRIT_LOCK;
+  double seconds = 12, onset = 2, huge_seconds = 7, huge_days = 0, slo_ms = 0, load = 1, seed = 1;
   const char *dir = ".", *config = NULL;
   for (int c; (c = getopt_long(argc, argv, "", OPTIONS, NULL)) != -1;) {
     bool ok = true;
@@ -106,6 +121,10 @@ int main(int argc, char **argv) {
       case MODE:
         for (mode = 3; mode >= 0 && strcmp(optarg, MODES[mode]) != 0;) mode--;
         ok = mode >= 0;
+        break;
+      case CULPRIT:
+        for (culprit = 2; culprit >= 0 && strcmp(optarg, CULPRITS[culprit]) != 0;) culprit--;
+        ok = culprit >= 0;
         break;
       case SECONDS: ok = number(optarg, 1, 600, &seconds); break;
       case ONSET: ok = number(optarg, 0, 600, &onset); break;
@@ -127,10 +146,16 @@ int main(int argc, char **argv) {
   char db_path[480], socket_path[480];
   snprintf(db_path, sizeof db_path, "%s/accounts.db", dir);
   snprintf(socket_path, sizeof socket_path, "%s/accounts.sock", dir);
-  server_options server = {socket_path, db_path, (uint64_t)seed, ATROPOS_MODES[mode], slo_ms, config};
+  if (slo_ms == 0) slo_ms = culprit == CULPRIT_LOCK ? 25 : 50;
+  unsigned cpus = culprit == CULPRIT_CPU ? confine() : 2;
+  /* The write lock reports itself; the machine's resources the library looks after by itself, if it is told to. */
+  const char *text = culprit == CULPRIT_LOCK ? NULL : "system_cpu = on\nsystem_io = on\n";
+  server_options server = {socket_path, db_path, (uint64_t)seed, ATROPOS_MODES[mode], slo_ms, config, text};
   load_options o = {.socket_path = socket_path, .seconds = seconds, .onset_s = onset, .huge_seconds = huge_seconds,
-                    .huge_days = (uint32_t)huge_days, .huge = mode != 0, .readers = 4, .writers = 8,
+                    .huge_days = (uint32_t)huge_days, .culprit = (culprit_kind)culprit, .huge = mode != 0, .readers = 4, .writers = 8,
                     .reads_per_s = 3000 * load, .writes_per_s = 500 * load, .seed = (uint64_t)seed};
+  if (culprit == CULPRIT_CPU) o.readers = 0, o.writes_per_s = 60 * cpus * load, o.huge_threads = 24 * cpus;
+  if (culprit == CULPRIT_IO) o.readers = 0, o.writes_per_s = 200 * load, o.huge_threads = 32;
   load_result r;
   if (server_start(&server) != 0) return 1;
   if (load_run(&o, stdout, &r) != 0) return 1;
@@ -139,7 +164,7 @@ int main(int argc, char **argv) {
   server_stats stats = server_stats_now();
   bool consistent = server_is_consistent(r.statement_rows);
   server_stop();
-  print_result(MODES[mode], &o, &r, stats, consistent, decisions.text);
+  print_result(MODES[mode], &o, &r, stats, slo_ms, consistent, decisions.text);
   free(r.timeline);
   free(decisions.text);
   return consistent ? 0 : 1;

@@ -3,6 +3,7 @@
  */
 #include "server.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sqlite3.h>
@@ -14,13 +15,15 @@
 #include <unistd.h>
 
 #include "atropos.h"
+#include "hogs.h"
 #include "wire.h"
 
-enum { CLASS_READ, CLASS_WRITE, CLASS_HUGE };
-enum { Q_READ, Q_BEGIN, Q_CREDIT, Q_JOURNAL, Q_STATEMENTS, Q_COMMIT, Q_ROLLBACK, Q_COUNT };
+enum { CLASS_READ, CLASS_WRITE, CLASS_HUGE, CLASS_BRANCH };
+enum { Q_READ, Q_BRANCH, Q_BEGIN, Q_CREDIT, Q_JOURNAL, Q_STATEMENTS, Q_COMMIT, Q_ROLLBACK, Q_COUNT };
 
 static const char *const QUERIES[Q_COUNT] = {
   [Q_READ] = "SELECT balance, (SELECT count(*) FROM journal WHERE account = ?1) FROM account WHERE id = ?1",
+  [Q_BRANCH] = "SELECT count(*), sum(amount) FROM journal WHERE account BETWEEN ?1 AND ?1 + 499",
   /* IMMEDIATE takes the write lock here and not at the first write, where it could not be waited for safely. */
   [Q_BEGIN] = "BEGIN IMMEDIATE",
   [Q_CREDIT] = "UPDATE account SET balance = balance + ?2 WHERE id = ?1 RETURNING balance",
@@ -43,6 +46,7 @@ typedef struct session {
   sqlite3 *db;
   sqlite3_stmt *query[Q_COUNT];
   uint64_t rows_done, rows_expected;
+  int log_fd;  /* SQLite's log, for DURABLE; -1: not opened yet */
   bool waits;  /* a wait for the write lock has been reported and not ended */
 
   /* Orders "cancel this request" against "this request has ended": under `guard`, `task` and `scope` name the
@@ -299,7 +303,27 @@ static bool serve_read(session *s, int64_t account) {
   return ok;
 }
 
-static bool serve_write(session *s, int64_t account, int64_t amount) {
+static bool serve_branch(session *s, int64_t account) {
+  int64_t out[2] = {0, 0};
+  request_begin(s, CLASS_BRANCH, "BRANCH");
+  int rc = run(s, Q_BRANCH, (int64_t[]){account, 0}, out);
+  bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64 " %" PRId64, out[0], out[1])
+                            : reply_error(s, rc, sqlite3_errmsg(s->db));
+  request_end(s);
+  return ok;
+}
+
+/* The commit is on the disk. After the write lock is free: others write meanwhile, and one flush serves all before it. */
+static int log_to_disk(session *s, char *cause, size_t size) {
+  char path[sizeof S.db_path + 8];
+  snprintf(path, sizeof path, "%s-wal", S.db_path);
+  if (s->log_fd < 0) s->log_fd = open(path, O_RDWR | O_CLOEXEC);
+  if (s->log_fd >= 0 && fdatasync(s->log_fd) == 0) return SQLITE_OK;
+  snprintf(cause, size, "%s: %s", path, strerror(errno));
+  return SQLITE_IOERR;
+}
+
+static bool serve_write(session *s, int64_t account, int64_t amount, bool durable) {
   int64_t balance[2] = {0, 0};
   char cause[160] = "";
   request_begin(s, CLASS_WRITE, "WRITE");
@@ -309,6 +333,7 @@ static bool serve_write(session *s, int64_t account, int64_t amount) {
     if (rc == SQLITE_OK) rc = run(s, Q_JOURNAL, (int64_t[]){account, amount}, NULL);
     snprintf(cause, sizeof cause, "%s", sqlite3_errmsg(s->db));
     rc = transaction_end(s, rc);
+    if (rc == SQLITE_OK && durable) rc = log_to_disk(s, cause, sizeof cause);
   }
   bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64, balance[0]) : reply_error(s, rc, cause);
   request_end(s);
@@ -334,16 +359,39 @@ static bool serve_statements(session *s, int64_t days) {
   return ok;
 }
 
+/* Takes more than its share of the machine. Atropos is told nothing but which threads work for the task. */
+static bool serve_hog(session *s, hog_kind kind, int64_t units, int64_t threads) {
+  char label[48], cause[160] = "";
+  snprintf(label, sizeof label, kind == HOG_RANK ? "RANK %" PRId64 " accounts" : "EXPORT %" PRId64 " MiB", units);
+  request_begin(s, CLASS_HUGE, label);
+  atomic_store(&S.huge_locked_ns, now_ns());
+  hog_request request = {.kind = kind, .units = (uint64_t)units, .threads = (uint32_t)threads, .db_path = S.db_path,
+                         .task = s->task, .stop = &s->stop};
+  hog_result result = hog_run(&request, cause);
+  if (result == HOG_STOPPED) atropos_task_cancel_acknowledge(s->task, s->scope);
+  bool ok = result == HOG_DONE ? wire_send(&s->wire, "OK %" PRId64, units)
+                               : reply_error(s, result == HOG_STOPPED ? SQLITE_INTERRUPT : SQLITE_ERROR, cause);
+  request_end(s);
+  return ok;
+}
+
 static bool serve(session *s, const char *line) {
   long long a, b;
   int end = -1;
   if (sscanf(line, "READ %lld %n", &a, &end) == 1 && end >= 0 && !line[end]) return serve_read(s, a);
   end = -1;
-  if (sscanf(line, "WRITE %lld %lld %n", &a, &b, &end) == 2 && end >= 0 && !line[end]) return serve_write(s, a, b);
+  if (sscanf(line, "WRITE %lld %lld %n", &a, &b, &end) == 2 && end >= 0 && !line[end]) return serve_write(s, a, b, false);
+  end = -1;
+  if (sscanf(line, "DURABLE %lld %lld %n", &a, &b, &end) == 2 && end >= 0 && !line[end]) return serve_write(s, a, b, true);
+  end = -1;
+  if (sscanf(line, "BRANCH %lld %n", &a, &end) == 1 && end >= 0 && !line[end]) return serve_branch(s, a);
+  bool fits = sscanf(line, "%*s %lld %lld %n", &a, &b, &end) == 2 && a >= 1 && a <= 1000000 && b >= 1 && b <= 256;
+  if (fits && end >= 0 && !line[end] && strncmp(line, "RANK ", 5) == 0) return serve_hog(s, HOG_RANK, a, b);
+  if (fits && end >= 0 && !line[end] && strncmp(line, "EXPORT ", 7) == 0) return serve_hog(s, HOG_EXPORT, a, b);
   end = -1;
   if (sscanf(line, "STATEMENTS %lld %n", &a, &end) == 1 && end >= 0 && !line[end] && a >= 1 && a <= 100000)
     return serve_statements(s, a);
-  return wire_send(&s->wire, "ERR bad-request want READ <account>, WRITE <account> <amount> or STATEMENTS <days 1..100000>");
+  return wire_send(&s->wire, "ERR bad-request want READ <account>, WRITE <account> <amount> or STATEMENTS <days 1..100000>, or one of server.h");
 }
 
 /* ---- sessions --------------------------------------------------------------------------------------------- */
@@ -379,12 +427,14 @@ static bool session_open(session *s) {
 static void *session_main(void *arg) {
   session *s = arg;
   char line[sizeof s->wire.in];
+  s->log_fd = -1;
   if (session_open(s))
     while (wire_recv(&s->wire, line) && serve(s, line)) {}
   for (int i = 0; i < Q_COUNT; i++) {
     sqlite3_finalize(s->query[i]);
     s->query[i] = NULL;
   }
+  if (s->log_fd >= 0) close(s->log_fd);
   sqlite3_close(s->db);
   close(s->wire.fd);
   atomic_store(&s->state, 2);
@@ -441,7 +491,7 @@ static int atropos_failed(const char *what) {
 
 static int start_atropos(const server_options *o) {
   atropos_set_log(on_log, NULL);
-  atropos_config config = {.size = sizeof config, .file = o->config_file, .mode = o->mode, .slo_ms = o->slo_ms,
+  atropos_config config = {.size = sizeof config, .file = o->config_file, .text = o->config_text, .mode = o->mode, .slo_ms = o->slo_ms,
                            .window_ms = 50}; /* half the default: requests take well under a millisecond here */
   if (atropos_init(&config) != ATROPOS_OK) return atropos_failed("atropos_init");
   S.with_atropos = true;

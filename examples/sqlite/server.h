@@ -4,6 +4,10 @@
  *   READ <account>             -> OK <balance> <entries>      light, never waits for a writer (WAL)
  *   WRITE <account> <amount>   -> OK <balance>                light, needs the write lock for about 0.1 ms
  *   STATEMENTS <days>          -> OK <rows>                   huge: writes a balance per account and day, ONE transaction
+ *   BRANCH <account>           -> OK <entries> <sum>          of 500 accounts: a few ms of CPU
+ *   DURABLE <account> <amount> -> OK <balance>                WRITE, answered when it is on the disk
+ *   RANK <accounts> <threads>  -> OK <accounts>               huge: compares each entry with all others, in parallel
+ *   EXPORT <MiB> <threads>     -> OK <MiB>                    huge: writes files and flushes each MiB, in parallel
  *   anything that fails        -> ERR <code> <words>          bad-request | cancelled | stopping | busy | sql
  */
 #ifndef DEMO_SERVER_H
@@ -22,10 +26,11 @@ typedef struct server_options {
   uint32_t mode;            /* ATROPOS_MODE_*; 0: never call atropos_init, so every call in here is a no-op */
   double slo_ms;            /* objective for the p99 of all requests */
   const char *config_file;  /* NULL, or an Atropos "key = value" file */
+  const char *config_text;  /* NULL, or text of the same form, which wins over the file */
 } server_options;
 
 typedef struct server_stats {
-  uint64_t huge_locked_ns;   /* the huge transaction got the write lock (CLOCK_MONOTONIC); 0: not yet */
+  uint64_t huge_locked_ns;   /* the huge transaction got the write lock, or RANK or EXPORT began (CLOCK_MONOTONIC); 0: not yet */
   uint64_t first_cancel_ns;  /* the first request was told to stop; 0: none was */
   uint32_t waiting_writers;  /* in the queue for the write lock now */
 } server_stats;

@@ -180,6 +180,7 @@ pub const KEYS: &[Key] = &[
             c.system_cpu = switch(v)?;
             Some(())
         },
+        mend: |_| (),
     },
     Key {
         name: "system_io",
@@ -188,6 +189,7 @@ pub const KEYS: &[Key] = &[
             c.system_io = switch(v)?;
             Some(())
         },
+        mend: |_| (),
     },
     Key {
         name: "region_path",

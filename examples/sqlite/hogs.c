@@ -71,14 +71,14 @@ static void export_(hog *h, uint32_t number) {
   snprintf(path, sizeof path, "%s-export-%u", h->request->db_path, number);
   char *block = malloc(MIB);
   int fd = block ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
-  if (fd < 0) fail(h, path, strerror(errno));
+  if (fd < 0) fail(h, "export file", strerror(errno));
   else unlink(path); /* whatever happens, nothing is left behind */
   uint64_t unit, position = 0;
   while (fd >= 0 && take(h, number, &unit)) {
     size_t length = (size_t)snprintf(line, sizeof line, "account %08llu; part %08llu\n", (unsigned long long)(unit % DEMO_ACCOUNTS + 1),
                                      (unsigned long long)unit);
     for (size_t at = 0; at < MIB; at += length) memcpy(block + at, line, at + length <= MIB ? length : MIB - at);
-    if (pwrite(fd, block, MIB, (off_t)(position % FILE_MIB * MIB)) != MIB || fdatasync(fd) != 0) fail(h, path, strerror(errno));
+    if (pwrite(fd, block, MIB, (off_t)(position % FILE_MIB * MIB)) != MIB || fdatasync(fd) != 0) fail(h, "export file", strerror(errno));
     position++;
     atomic_fetch_add(&h->done, 1);
   }

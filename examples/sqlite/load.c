@@ -251,6 +251,7 @@ int load_run(const load_options *o, FILE *progress, load_result *r) {
     bad.send_ns = start + (uint64_t)(o->onset_s * 1e9);
     for (uint32_t i = 0; i < n; i++) {
       client *c = &clients[i];
+      c->options = o;
       c->writes = i >= o->readers;
       c->interval_ns = c->writes ? o->writers * 1e9 / o->writes_per_s : o->readers * 1e9 / o->reads_per_s;
       c->random = (o->seed + 1) * 0x9E3779B97F4A7C15u + (uint64_t)i * 0xD1B54A32D192ED03u + 1;

@@ -319,7 +319,7 @@ static int log_to_disk(session *s, char *cause, size_t size) {
   snprintf(path, sizeof path, "%s-wal", S.db_path);
   if (s->log_fd < 0) s->log_fd = open(path, O_RDWR | O_CLOEXEC);
   if (s->log_fd >= 0 && fdatasync(s->log_fd) == 0) return SQLITE_OK;
-  snprintf(cause, size, "%s: %s", path, strerror(errno));
+  snprintf(cause, size, "SQLite's log: %s", strerror(errno));
   return SQLITE_IOERR;
 }
 

@@ -357,7 +357,7 @@ impl Collector {
         window.pressure.io = pressure(now.pressure_io_ns, before.pressure_io_ns);
         let machine = system::Machine {
             cpus: self.sampler.cpus(),
-            threads: now.threads,
+            tasks: now.tasks,
             looked_at: now.looked_at,
             pressure_io: window.pressure.io,
         };

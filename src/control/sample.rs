@@ -205,7 +205,8 @@ impl Trouble {
 #[derive(Clone, Default)]
 pub struct Look {
     slots: HashMap<u32, SlotUse>,
-    pub threads: u64,
+    /// Tasks that run, as far as their threads are known, and how many of them were looked at.
+    pub tasks: u64,
     pub looked_at: u64,
     pub pressure_cpu_ns: Option<u64>,
     pub pressure_io_ns: Option<u64>,
@@ -297,10 +298,10 @@ impl Sampler {
             self.descriptors = parse_open_files(&limits).unwrap_or(1024) / DESCRIPTORS_PART;
         }
         let mut jobs = self.jobs(region, now_ns);
-        let mut look = Look { threads: jobs.iter().filter(|j| j.running).count() as u64, ..Look::default() };
-        choose(&mut jobs);
-        look.looked_at = jobs.iter().filter(|j| j.running).count() as u64;
-        let skipped = look.threads - look.looked_at;
+        let (tasks, threads) = choose(&mut jobs);
+        let (looked_at, threads_looked_at) = running(&jobs);
+        let mut look = Look { tasks, looked_at, ..Look::default() };
+        let skipped = threads - threads_looked_at;
         if skipped > 0 {
             region.header().counters.system_threads_skipped.fetch_add(skipped, Relaxed);
         }
@@ -435,11 +436,13 @@ fn trouble(e: &std::io::Error, job: &Job) -> Option<Trouble> {
     }
 }
 
-/// Each thread once, the oldest requests first, no more than a look may cost.
-fn choose(jobs: &mut Vec<Job>) {
+/// Each thread once, the oldest requests first, no more than a look may cost. Gives the running tasks and the running
+/// threads that there are.
+fn choose(jobs: &mut Vec<Job>) -> (u64, u64) {
     // A thread that several tasks name works for the one that began last: the others went on without it.
     jobs.sort_unstable_by_key(|j| ((j.pid, j.tid), !j.running, j.age_ns, j.slot));
     jobs.dedup_by_key(|j| (j.pid, j.tid));
+    let there = running(jobs);
     jobs.sort_unstable_by(|a, b| {
         (b.running, b.age_ns).cmp(&(a.running, a.age_ns)).then((a.slot, a.pid, a.tid).cmp(&(b.slot, b.pid, b.tid)))
     });
@@ -450,6 +453,14 @@ fn choose(jobs: &mut Vec<Job>) {
         *of_task <= MOST_OF_TASK
     });
     jobs.truncate(MOST_THREADS);
+    there
+}
+
+/// How many tasks, and threads of them, run.
+fn running(jobs: &[Job]) -> (u64, u64) {
+    let slots = jobs.iter().filter(|j| j.running).map(|j| j.slot);
+    let threads = slots.clone().count();
+    (slots.collect::<std::collections::HashSet<u32>>().len() as u64, threads as u64)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -551,7 +562,7 @@ mod tests {
             let mut s = sampler();
             let say = |t: Trouble| panic!("{t:?}");
             let first = s.look(&r, r.now_ns(), say).unwrap();
-            assert_eq!((first.slot(mine).sums, first.threads), (Sums::default(), 2), "the first look only notes");
+            assert_eq!((first.slot(mine).sums, first.tasks), (Sums::default(), 2), "the first look only notes");
             spin(Duration::from_millis(60));
             let second = s.look(&r, r.now_ns(), say).unwrap();
             stop.store(true, Relaxed);
@@ -613,8 +624,9 @@ mod tests {
         let job = |slot: u32, tid: u32, age_ns: u64| Job { running: true, age_ns, slot, scope: 1, pid: 1, tid };
         let mut jobs: Vec<Job> = (1..=300).map(|n| job(n, n, n as u64)).collect();
         jobs.extend((1000..1200).map(|tid| job(400, tid, 1 << 40)));
-        choose(&mut jobs);
+        assert_eq!(choose(&mut jobs), (301, 500));
         assert_eq!(jobs.len(), MOST_THREADS);
+        assert_eq!(running(&jobs).0, 1 + (MOST_THREADS - MOST_OF_TASK) as u64);
         assert_eq!(jobs.iter().filter(|j| j.slot == 400).count(), MOST_OF_TASK);
         assert_eq!(
             jobs.iter().map(|j| j.slot).min(),
@@ -623,7 +635,7 @@ mod tests {
         );
         // A thread that two name works for the one that began last.
         let mut twice = vec![job(1, 7, 5000), job(2, 7, 10)];
-        choose(&mut twice);
+        assert_eq!(choose(&mut twice), (1, 1));
         assert_eq!(twice.iter().map(|j| j.slot).collect::<Vec<_>>(), [2]);
     }
 
@@ -635,7 +647,7 @@ mod tests {
         r.task(id).unwrap().owner.pid.store(0x3fff_fff0, Relaxed);
         let mut s = sampler();
         let look = s.look(&r, r.now_ns(), |t| panic!("an ended process is no trouble: {t:?}")).unwrap();
-        assert_eq!(look.threads, 1);
+        assert_eq!(look.tasks, 1);
         let refused = std::io::Error::from_raw_os_error(libc::EACCES);
         let job = Job { running: true, age_ns: 0, slot: 0, scope: 1, pid: std::process::id(), tid: std::process::id() };
         assert_eq!(trouble(&refused, &job), Some(Trouble::Hidden));

@@ -89,8 +89,8 @@ impl Part {
 pub struct Machine {
     /// Processors that this process may use.
     pub cpus: u64,
-    /// Threads that work for tasks, and how many of them were looked at.
-    pub threads: u64,
+    /// Tasks that run, as far as their threads are known, and how many of them were looked at.
+    pub tasks: u64,
     pub looked_at: u64,
     pub pressure_io: Option<f64>,
 }
@@ -111,7 +111,7 @@ pub fn resource_window(id: ResourceId, name: String, parts: &[Part], machine: &M
     let sum = |value: &dyn Fn(&Part) -> u64| parts.iter().fold(0u64, |sum, p| sum.saturating_add(value(p)));
     let lost_ns = if machine.counts(id) { sum(&|p| p.lost_ns(id)) } else { 0 };
     // Those nobody looked at fare no better than the others.
-    let unseen = machine.threads.saturating_sub(machine.looked_at);
+    let unseen = machine.tasks.saturating_sub(machine.looked_at);
     let more_ns = super::graph::scale(lost_ns, unseen, machine.looked_at);
     ResourceWindow {
         id,
@@ -169,7 +169,7 @@ mod tests {
 
     impl Busy {
         fn new(id: ResourceId) -> Busy {
-            let machine = Machine { cpus: 2, threads: 1, looked_at: 1, pressure_io: None };
+            let machine = Machine { cpus: 2, tasks: 1, looked_at: 1, pressure_io: None };
             let window = Window { now_ns: 1 << 40, length_ns: 100 * MS, ..Window::default() };
             Busy { window, parts: Vec::new(), machine, id, usual_ns: BTreeMap::new() }
         }
@@ -305,9 +305,9 @@ mod tests {
     fn delays_outside_of_requests_cost_none() {
         let used = Sums { run_delay_ns: 90 * MS, ..Sums::default() };
         let parts = [Part { used, exec_ns: 2 * MS }];
-        let machine = Machine { cpus: 2, threads: 3, looked_at: 1, pressure_io: None };
+        let machine = Machine { cpus: 2, tasks: 3, looked_at: 1, pressure_io: None };
         let w = resource_window(CPU, String::new(), &parts, &machine);
-        assert_eq!(w.wait_ns, 6 * MS, "two more threads like it were not looked at");
+        assert_eq!(w.wait_ns, 6 * MS, "two more tasks like it were not looked at");
     }
 
     fn number() -> impl Strategy<Value = u64> {
@@ -319,11 +319,11 @@ mod tests {
         #[test]
         fn any_numbers_are_borne(
             tasks in prop::collection::vec((number(), number(), number(), number(), number()), 0..20),
-            cpus in 0..9u64, threads in number(), looked_at in number(), pressure in prop::option::of(0.0..2.0f64),
+            cpus in 0..9u64, running in number(), looked_at in number(), pressure in prop::option::of(0.0..2.0f64),
         ) {
             for id in [CPU, BLOCK_IO] {
                 let mut b = Busy::new(id);
-                b.machine = Machine { cpus, threads, looked_at, pressure_io: pressure };
+                b.machine = Machine { cpus, tasks: running, looked_at, pressure_io: pressure };
                 for (n, &(used, delay, so_far, exec_ns, age_ns)) in (1u64..).zip(&tasks) {
                     let sums = Sums { cpu_ns: used, io_bytes: used, run_delay_ns: delay, io_delay_ns: delay };
                     let part = Part { used: sums, exec_ns };

@@ -65,11 +65,6 @@ static inline void atropos_trace_task_request_end(atropos_task_t t, int32_t stat
   if (atropos_trace_is_on()) atropos_task_request_end(t, status);
 }
 
-/* 0 (untracked) while off. */
-static inline uint64_t atropos_trace_task_enter(atropos_task_t t, uint32_t class_, atropos_resource_t r) {
-  return atropos_trace_is_on() ? atropos_task_enter(t, class_, r) : 0;
-}
-
 /* Not behind the gate: what began while it was open must end when it is closed, too. */
 static inline void atropos_trace_task_leave(atropos_task_t t, int32_t status) {
   if (t) atropos_task_leave(t, status);

@@ -73,6 +73,7 @@ void *ath_create_server_config(apr_pool_t *p, server_rec *s);
 void *ath_create_dir_config(apr_pool_t *p, char *dir);
 void *ath_merge_dir_config(apr_pool_t *p, void *base, void *add);
 int ath_retry_after_s(request_rec *r);
+bool ath_sections_tell(void);
 
 /* ---- region.c ---- */
 
@@ -107,8 +108,25 @@ typedef struct ath_shared
 } ath_shared;
 
 extern ath_shared *ath_shared_memory; /* NULL: there is no region, and every hook returns at once */
-extern ath_row *ath_my_row;           /* in a child that has joined */
-extern atropos_resource_t ath_slots;  /* the QUEUE resource: worker slots */
+
+/* What a child has; what requests read of it is one line of the cache. */
+typedef struct ath_child_state
+{
+    ath_row *row; /* NULL: it has not joined */
+    struct worker_place *places;
+    uint32_t place_count;
+    int module_index;         /* as in the module's record */
+    atropos_resource_t slots; /* the QUEUE resource: worker slots; the parent registers it */
+    bool sections_tell;       /* some section of the configuration says something of its requests */
+} __attribute__((aligned(64))) ath_child_state;
+
+extern ath_child_state ath_child;
+
+/* As ap_get_module_config, for requests. */
+static inline void *ath_config(const ap_conf_vector_t *vector)
+{
+    return ((void **)vector)[ath_child.module_index];
+}
 
 int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, server_rec *s);
 void ath_child_init(apr_pool_t *pchild, server_rec *s);
@@ -128,33 +146,42 @@ typedef enum ath_phase
 
 struct ath_conn;
 
-/* A request. Records are reused and never freed, so a canceller that comes late finds a record with another token. */
+/* What is so of one request; all 0 when it begins. A byte each: some are written by the canceller. */
+typedef struct ath_marks
+{
+    uint8_t rung;     /* of the ladder, the highest so far; written under the lock, read anywhere */
+    uint8_t phase;    /* ath_phase; written by the request's thread, read anywhere: a late reader cuts a cancelled request */
+    /* the request's thread only, but `filtered`, which is read anywhere */
+    uint8_t filtered; /* looks at the cancel flag in its filters */
+    uint8_t slot_held;
+    uint8_t scripted; /* an interpreter has entered: it answers for itself */
+    uint8_t started;  /* something of the response has been passed on */
+    uint8_t answered; /* the 503 is on its way */
+    uint8_t labelled; /* the library was told more of it than that it runs */
+} ath_marks;
+
+/*
+ * A request. Records are reused and never freed, so a canceller that comes late finds a record with another token.
+ * What each request writes is one line of the cache.
+ */
 struct atropos_request
 {
-    pthread_mutex_t lock; /* held by the canceller while it acts, and by the request's thread to end */
-    uint64_t token;       /* 0 = no request; stored last when it begins, set to 0 under the lock when it ends */
-    atropos_task_t task;
-    conn_rec *c;
-    int fd; /* under the lock; the client's socket while a worker has the connection, else -1: nobody may touch it */
-    atropos_stop_fn stop; /* under the lock */
-    void *baton;
-    int rung;             /* the highest so far; written under the lock (and at the begin), read anywhere */
-    ath_phase phase;      /* written by the request's thread, read anywhere: a late reader cuts a cancelled request */
-
-    /* the request's thread only */
-    struct ath_conn *conn;
-    request_rec *r;
-    bool slot_held;
-    bool filtered; /* looks at the cancel flag in its filters */
-    bool scripted; /* an interpreter has entered: it answers for itself */
-    bool started;  /* something of the response has been passed on */
-    bool answered; /* the 503 is on its way */
-    bool labelled;
-
-    uint32_t index;
+    uint64_t token; /* 0 = no request; stored last when it begins; see request_gone for how it ends */
+    atropos_task_t task;  /* 0 = none; kept for the next request where nothing but that it runs was told of this one */
+    uint64_t scope;       /* of the task, in this request */
     uint64_t sequence;
+    struct ath_conn *conn;
+    request_rec *r;       /* the request's thread only */
+    int fd; /* under the lock; the client's socket while a worker has the connection, else -1: nobody may touch it */
+    uint32_t index;
+    ath_marks marks;
+
+    pthread_mutex_t lock; /* held by the canceller while it acts */
+    uint32_t cancelling;  /* 1 while one acts, or is about to look whether it may */
+    atropos_stop_fn stop; /* under the lock, as baton */
+    void *baton;
     struct atropos_request *next_free;
-};
+} __attribute__((aligned(64)));
 
 /* A connection of a client. */
 typedef struct ath_conn
@@ -164,7 +191,6 @@ typedef struct ath_conn
     uint64_t backlog_ns;               /* what the first request has waited in the backlog */
     bool first;                        /* that request is still to come */
     struct atropos_request *current;   /* the newest request, until its pool is gone */
-    struct atropos_request *spare;     /* its record, kept for the next one */
     uint32_t parked;                   /* no thread has it: it is kept alive, or waits for the client to read */
     struct ath_conn *next, **previous; /* the child's list, for queue.c */
 } ath_conn;
@@ -178,7 +204,8 @@ int ath_header_parser(request_rec *r);
 struct atropos_request *ath_find(request_rec *r);
 void ath_label(struct atropos_request *rec);
 bool ath_is_small_file(const request_rec *r);
-struct atropos_request *ath_record(uint64_t token);
+struct atropos_request *ath_record(uint64_t key);
+void ath_requests_child_init(void);
 
 /* ---- queue.c ---- */
 

@@ -5,8 +5,8 @@
  * only little is safe: a flag, shutdown() of a socket that is open for sure, an interpreter's own stop. The rest the
  * request's thread does by itself when it comes by: in its filters, or in what the interpreter calls.
  *
- * A late cancel can hit nobody else: the record is locked and its token compared, and the request's end takes the same
- * lock first. Tokens never repeat.
+ * A late cancel can hit nobody else: the record's request is compared by its task's scope, which never repeats, and its end
+ * waits for whoever may just have found it the right one (request_gone).
  */
 #include "atropos_httpd.h"
 
@@ -34,7 +34,7 @@ typedef enum ath_step
 static void cut_reading(struct atropos_request *rec)
 {
     if (rec->fd >= 0 && shutdown(rec->fd, SHUT_RD) == 0)
-        ATH_ADD(ath_my_row->reads_cut, 1);
+        ATH_ADD(ath_child.row->reads_cut, 1);
 }
 
 static void cut_connection(struct atropos_request *rec)
@@ -44,17 +44,17 @@ static void cut_connection(struct atropos_request *rec)
     if (rec->fd < 0)
         return;
     /* httpd's own word for it, which it only ever sets, and looks at before each write. */
-    ATH_STORE(rec->c->aborted, 1);
+    ATH_STORE(rec->conn->c->aborted, 1);
     /* Closed with a reset: an answer that ends with the connection must not look complete. */
     setsockopt(rec->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
     if (shutdown(rec->fd, SHUT_RDWR) == 0)
-        ATH_ADD(ath_my_row->connections_cut, 1);
+        ATH_ADD(ath_child.row->connections_cut, 1);
 }
 
 /* Under the record's lock. `first`: no cancel came before this one. */
 static ath_step climb(struct atropos_request *rec, int rung, bool first)
 {
-    ath_phase phase = ATH_LOAD(rec->phase);
+    ath_phase phase = ATH_LOAD(rec->marks.phase);
 
     if (rec->stop != NULL) {
         int told = rec->stop(rec->baton, rec->token, rung);
@@ -64,7 +64,7 @@ static ath_step climb(struct atropos_request *rec, int rung, bool first)
         else if (phase == ATH_PHASE_WRITING || told == ATROPOS_STOP_CLIENT_WRITE)
             cut_connection(rec);
         if (told != ATROPOS_STOP_CANNOT)
-            ATH_ADD(ath_my_row->scripts_told, 1);
+            ATH_ADD(ath_child.row->scripts_told, 1);
         return told != ATROPOS_STOP_CANNOT ? ATH_STEP_SCRIPT : ATH_STEP_NONE;
     }
     if (phase == ATH_PHASE_READING && rung == 1) {
@@ -73,13 +73,13 @@ static ath_step climb(struct atropos_request *rec, int rung, bool first)
     }
     /* Before its filters and its interpreter are there, a request may be about to see the flag: it gets the time until
      * the cancel is repeated. */
-    if (phase == ATH_PHASE_RUNNING && (ATH_LOAD(rec->filtered) || first) && rung == 1)
+    if (phase == ATH_PHASE_RUNNING && (ATH_LOAD(rec->marks.filtered) || first) && rung == 1)
         return ATH_STEP_COOPERATE;
     if (rec->fd >= 0) {
         cut_connection(rec);
         return ATH_STEP_WRITE;
     }
-    if (rec->c->master != NULL)
+    if (rec->conn->c->master != NULL)
         return ATH_STEP_COOPERATE; /* a stream of HTTP/2 has no socket of its own */
     return ATH_STEP_NONE; /* no worker has it: nothing is held that anybody waits for */
 }
@@ -93,15 +93,18 @@ int ath_cancel(const atropos_cancel_request *request, void *arg)
     if (rec == NULL)
         return -1;
     pthread_mutex_lock(&rec->lock);
-    if (__atomic_load_n(&rec->token, __ATOMIC_ACQUIRE) == request->key && rec->task == request->task) {
-        bool first = rec->rung == 0;
+    __atomic_store_n(&rec->cancelling, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&rec->token, __ATOMIC_SEQ_CST) != 0 && rec->task == request->task &&
+        rec->scope == request->scope) {
+        bool first = rec->marks.rung == 0;
 
-        if ((int)request->rung > rec->rung)
-            ATH_STORE(rec->rung, (int)request->rung);
+        if ((int)request->rung > rec->marks.rung)
+            ATH_STORE(rec->marks.rung, (uint8_t)request->rung);
         step = climb(rec, (int)request->rung, first);
         if (step == ATH_STEP_NONE)
-            ATH_ADD(ath_my_row->not_stopped, 1);
+            ATH_ADD(ath_child.row->not_stopped, 1);
     }
+    __atomic_store_n(&rec->cancelling, 0, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&rec->lock);
     return step == ATH_STEP_NONE ? -1 : 0;
 }
@@ -118,12 +121,12 @@ static bool claim_refusal(struct atropos_request *rec, request_rec *r)
 {
     int seconds = ath_retry_after_s(r);
 
-    if (rec->started || rec->answered || r->main != NULL || r->connection->aborted)
+    if (rec->marks.started || rec->marks.answered || r->main != NULL || r->connection->aborted)
         return false;
-    rec->answered = true;
+    rec->marks.answered = true;
     if (seconds > 0)
         apr_table_setn(r->err_headers_out, "Retry-After", apr_itoa(r->pool, seconds));
-    ATH_ADD(ath_my_row->refused, 1);
+    ATH_ADD(ath_child.row->refused, 1);
     return true;
 }
 
@@ -153,7 +156,7 @@ static void abort_response(request_rec *r)
     ATH_STORE(c->aborted, 1);
     if (rec != NULL && rec->fd >= 0)
         setsockopt(rec->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-    ATH_ADD(ath_my_row->connections_cut, 1);
+    ATH_ADD(ath_child.row->connections_cut, 1);
 }
 
 /* Interpreters that answer for themselves, also before they have entered: they read the body first. */
@@ -168,7 +171,7 @@ static apr_status_t output_filter(ap_filter_t *f, apr_bucket_brigade *bb)
     struct atropos_request *rec = f->ctx;
     apr_status_t rv;
 
-    if (ATH_LOAD(rec->rung) != 0 && !rec->scripted && !rec->answered) {
+    if (ATH_LOAD(rec->marks.rung) != 0 && !rec->marks.scripted && !rec->marks.answered) {
         request_rec *r = f->r;
 
         acknowledge(rec);
@@ -183,14 +186,14 @@ static apr_status_t output_filter(ap_filter_t *f, apr_bucket_brigade *bb)
     }
     if (APR_BRIGADE_EMPTY(bb))
         return APR_SUCCESS;
-    rec->started = true;
+    rec->marks.started = true;
     /* What the client takes to read is its time. */
     atropos_task_client_wait(rec->task, 1);
-    ATH_STORE(rec->phase, ATH_PHASE_WRITING);
+    ATH_STORE(rec->marks.phase, ATH_PHASE_WRITING);
     rv = ap_pass_brigade(f->next, bb);
-    ATH_STORE(rec->phase, ATH_PHASE_RUNNING);
+    ATH_STORE(rec->marks.phase, ATH_PHASE_RUNNING);
     atropos_task_client_wait(rec->task, 0);
-    if (ATH_LOAD(rec->rung) != 0 && !rec->scripted)
+    if (ATH_LOAD(rec->marks.rung) != 0 && !rec->marks.scripted)
         acknowledge(rec);
     return rv;
 }
@@ -202,16 +205,16 @@ static apr_status_t input_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_inpu
     request_rec *r = f->r;
     apr_status_t rv = APR_ECONNABORTED;
 
-    if (ATH_LOAD(rec->rung) == 0) {
+    if (ATH_LOAD(rec->marks.rung) == 0) {
         atropos_task_client_wait(rec->task, 1);
-        ATH_STORE(rec->phase, ATH_PHASE_READING);
+        ATH_STORE(rec->marks.phase, ATH_PHASE_READING);
         /* Once more: a cancel in between saw the phase before, and cut nothing. */
-        if (ATH_LOAD(rec->rung) == 0)
+        if (ATH_LOAD(rec->marks.rung) == 0)
             rv = ap_get_brigade(f->next, bb, mode, block, bytes);
-        ATH_STORE(rec->phase, ATH_PHASE_RUNNING);
+        ATH_STORE(rec->marks.phase, ATH_PHASE_RUNNING);
         atropos_task_client_wait(rec->task, 0);
     }
-    if (ATH_LOAD(rec->rung) == 0 || rec->scripted || answers_itself(r))
+    if (ATH_LOAD(rec->marks.rung) == 0 || rec->marks.scripted || answers_itself(r))
         return rv;
     acknowledge(rec);
     apr_brigade_cleanup(bb);
@@ -237,10 +240,10 @@ ATH_HOT void ath_insert_filter(request_rec *r)
 {
     struct atropos_request *rec;
 
-    if (ath_my_row == NULL || r->main != NULL || ath_is_small_file(r) || (rec = ath_find(r)) == NULL)
+    if (ath_child.row == NULL || r->main != NULL || ath_is_small_file(r) || (rec = ath_find(r)) == NULL)
         return;
     ath_label(rec);
-    ATH_STORE(rec->filtered, true);
+    ATH_STORE(rec->marks.filtered, true);
     ap_add_output_filter_handle(output_handle, rec, r, r->connection);
     if (r->method_number != M_GET)
         ap_add_input_filter_handle(input_handle, rec, r, r->connection);
@@ -258,10 +261,10 @@ static uint64_t api_enter(atropos_request *rec, atropos_stop_fn stop, void *bato
     if (rec->stop == NULL && rec->token != 0) {
         rec->stop = stop;
         rec->baton = baton;
-        rec->scripted = true;
+        rec->marks.scripted = true;
         token = rec->token;
-        if (rec->rung > 0)
-            stop(baton, token, rec->rung);
+        if (rec->marks.rung > 0)
+            stop(baton, token, rec->marks.rung);
     }
     pthread_mutex_unlock(&rec->lock);
     return token;
@@ -282,7 +285,7 @@ static int api_cancelled(atropos_request *rec, uint64_t token, atropos_cancel_in
     int rung = 0;
 
     if (rec != NULL && token != 0 && rec->token == token)
-        rung = ATH_LOAD(rec->rung);
+        rung = ATH_LOAD(rec->marks.rung);
     if (rung > 0 && why != NULL && atropos_task_cancel_info(rec->task, why) != 1 && why->size == sizeof(*why))
         *why = (atropos_cancel_info){.size = sizeof(*why)};
     return rung;

@@ -194,11 +194,20 @@ static const char *set_path(cmd_parms *cmd, void *dummy, const char *arg)
     return NULL;
 }
 
+/* Whether any of the directives below stands anywhere: else no request's sections need to be looked at. Kept over restarts,
+ * where it may be true for nothing. */
+static bool sections_tell;
+
+bool ath_sections_tell(void)
+{
+    return sections_tell;
+}
+
 static const char *set_class(cmd_parms *cmd, void *cfg_, const char *arg)
 {
     ath_dir_config *cfg = cfg_;
 
-    cfg->class_set = true;
+    sections_tell = cfg->class_set = true;
     return whole(cmd, arg, 0, 15, &cfg->request_class);
 }
 
@@ -206,7 +215,7 @@ static const char *set_priority(cmd_parms *cmd, void *cfg_, const char *arg)
 {
     ath_dir_config *cfg = cfg_;
 
-    cfg->priority_set = true;
+    sections_tell = cfg->priority_set = true;
     return whole(cmd, arg, -100, 100, &cfg->priority);
 }
 
@@ -222,7 +231,7 @@ static const char *set_protect(cmd_parms *cmd, void *cfg_, int on)
 {
     ath_dir_config *cfg = cfg_;
 
-    cfg->protect_set = true;
+    sections_tell = cfg->protect_set = true;
     cfg->protect = on;
     return NULL;
 }
@@ -231,7 +240,7 @@ static const char *set_background(cmd_parms *cmd, void *cfg_, int on)
 {
     ath_dir_config *cfg = cfg_;
 
-    cfg->background_set = true;
+    sections_tell = cfg->background_set = true;
     cfg->background = on;
     return NULL;
 }

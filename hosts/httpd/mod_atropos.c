@@ -19,6 +19,7 @@ bool ath_server_is_patched(void)
 
 static void register_hooks(apr_pool_t *p)
 {
+    ath_child.module_index = atropos_module.module_index;
     ap_hook_post_config(ath_post_config, NULL, NULL, APR_HOOK_FIRST);
     ap_hook_child_init(ath_child_init, NULL, NULL, APR_HOOK_MIDDLE);
     ap_hook_child_stopping(ath_child_stopping, NULL, NULL, APR_HOOK_MIDDLE);

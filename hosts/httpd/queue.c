@@ -44,7 +44,7 @@ void ath_queue_child_init(void)
         threads_per_child = 1;
     async = is_async > 0;
     connections = NULL;
-    served_drops = ATH_LOAD(ath_my_row->dropped);
+    served_drops = ATH_LOAD(ath_child.row->dropped);
 }
 
 /* How long bytes of the client have been waiting on a connection just accepted, ns; 0 = none, or no TCP connection. */
@@ -87,7 +87,7 @@ void ath_queue_remove(ath_conn *conn)
 /* On the listener's thread, perhaps with the worker queue's mutex held. */
 void ath_worker_shortage(int event, apr_uint32_t count)
 {
-    ath_row *row = ath_my_row;
+    ath_row *row = ath_child.row;
     uint64_t since;
 
     if (row == NULL)
@@ -123,7 +123,7 @@ void ath_worker_shortage(int event, apr_uint32_t count)
  */
 bool ath_queue_watch(void)
 {
-    ath_row *row = ath_my_row;
+    ath_row *row = ath_child.row;
     uint64_t dropped = ATH_LOAD(row->dropped), waiting = 0, oldest_ms = 0;
 
     if (async && (dropped != served_drops || ATH_LOAD(row->shortage_ns) != 0)) {
@@ -302,7 +302,7 @@ void ath_queue_sample(void)
             oldest_ns = parked_ns;
     }
     waiting = lasting(waiting, now_ns);
-    atropos_queue_observed(ath_slots, waiting, waiting > 0 ? oldest_ns : 0);
+    atropos_queue_observed(ath_child.slots, waiting, waiting > 0 ? oldest_ns : 0);
     ATH_STORE(ath_shared_memory->backlog, depth);
     ATH_STORE(ath_shared_memory->backlog_ns, backlog_ns);
     ATH_STORE(ath_shared_memory->backlog_limit, limit);

@@ -21,8 +21,7 @@
 #include <unistd.h>
 
 ath_shared *ath_shared_memory;
-ath_row *ath_my_row;
-atropos_resource_t ath_slots;
+ath_child_state ath_child;
 
 /* Children that die and their successors may have rows at the same time. */
 #define SPARE_ROWS 32
@@ -54,7 +53,7 @@ static apr_status_t leave_generation(void *dummy)
     if (ath_shared_memory != NULL)
         munmap(ath_shared_memory, shared_bytes);
     ath_shared_memory = NULL;
-    ath_my_row = NULL;
+    ath_child.row = NULL;
     return APR_SUCCESS;
 }
 
@@ -134,8 +133,8 @@ int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, serv
     ath_shared_memory->rows = (uint32_t)(daemons + SPARE_ROWS);
     ath_shared_memory->generation = (uint32_t)generation;
     ath_shared_memory->fifo = (ath_fifo *)&ath_shared_memory->row[ath_shared_memory->rows];
-    ath_slots = atropos_resource_register("httpd worker slot", ATROPOS_QUEUE);
-    atropos_queue_capacity(ath_slots, (uint64_t)(daemons * threads));
+    ath_child.slots = atropos_resource_register("httpd worker slot", ATROPOS_QUEUE);
+    atropos_queue_capacity(ath_child.slots, (uint64_t)(daemons * threads));
     apr_pool_cleanup_register(pconf, NULL, leave_generation, apr_pool_cleanup_null);
     if (!ath_server_is_patched())
         ap_log_error(APLOG_MARK, APLOG_NOTICE, 0, s, "Atropos: this httpd was built without patches/httpd/2.4: "
@@ -170,7 +169,7 @@ static ath_row *claim_row(void)
 
 static apr_status_t leave_child(void *dummy)
 {
-    ath_row *row = ath_my_row;
+    ath_row *row = ath_child.row;
 
     atropos_shutdown();
     if (row != NULL) {
@@ -188,17 +187,19 @@ void ath_child_init(apr_pool_t *pchild, server_rec *s)
     if (ath_shared_memory == NULL)
         return;
     rc = atropos_after_fork();
-    if (rc == ATROPOS_OK && (ath_my_row = claim_row()) == NULL)
+    if (rc == ATROPOS_OK && (ath_child.row = claim_row()) == NULL)
         ap_log_error(APLOG_MARK, APLOG_ERR, 0, s, "Atropos: no row is free for this child, it runs without protection");
     if (rc != ATROPOS_OK)
         ap_log_error(APLOG_MARK, APLOG_ERR, 0, s, "Atropos: this child runs without it: %s (code %d: %s)",
                      ath_last_error(), rc, atropos_strerror(rc));
-    if (ath_my_row == NULL)
+    if (ath_child.row == NULL)
         return;
     atropos_set_log(ath_library_log, NULL);
     atropos_set_cancel_action(ath_cancel, NULL);
     atropos_set_terminate_action(ath_cancel, NULL, 0);
+    ath_child.sections_tell = ath_sections_tell();
     ath_queue_child_init();
+    ath_requests_child_init();
     apr_pool_cleanup_register(pchild, NULL, leave_child, apr_pool_cleanup_null);
     /* What runs for tasks of this process while another child leads. */
     rc = atropos_agent_start();
@@ -217,13 +218,13 @@ void ath_child_stopping(apr_pool_t *pchild, int graceful)
 {
     int threaded = AP_MPMQ_NOT_SUPPORTED;
 
-    if (ath_my_row == NULL)
+    if (ath_child.row == NULL)
         return;
-    ATH_STORE(ath_my_row->stopping, 1);
+    ATH_STORE(ath_child.row->stopping, 1);
     ap_mpm_query(AP_MPMQ_IS_THREADED, &threaded);
     if (!graceful && threaded == AP_MPMQ_NOT_SUPPORTED) {
         ath_controller_abandon();
         apr_pool_cleanup_kill(pchild, NULL, leave_child);
-        ATH_STORE(ath_my_row->pid, 0);
+        ATH_STORE(ath_child.row->pid, 0);
     }
 }

@@ -10,10 +10,13 @@
  */
 #include "atropos_httpd.h"
 
+#include "ap_mpm.h"
 #include "apr_portable.h"
 #include "scoreboard.h"
 
-/* Records by number, in blocks that are never freed. */
+#include <stdlib.h>
+
+/* Records by number, which is their tasks' key, in blocks that are never freed. */
 #define BLOCK 256
 #define BLOCKS 256
 static struct atropos_request *blocks[BLOCKS];
@@ -24,14 +27,71 @@ static pthread_mutex_t records_lock = PTHREAD_MUTEX_INITIALIZER;
 /* token = sequence of the record << 16 | its number: no counter that threads share, and no token comes twice. */
 #define INDEX_BITS 16
 
-static struct atropos_request *take_record(ath_conn *conn)
+/*
+ * Each worker keeps the record that it used last, and with it the task: the next request then finds both in the caches,
+ * and only has to say that it begins. The place is its thread's alone.
+ */
+struct worker_place
 {
-    struct atropos_request *rec = conn->spare;
+    uintptr_t thread; /* 0 = nobody's yet */
+    struct atropos_request *kept;
+} __attribute__((aligned(64)));
+typedef struct worker_place worker_place;
 
-    if (rec != NULL) {
-        conn->spare = NULL;
-        return rec;
-    }
+void ath_requests_child_init(void)
+{
+    int threads = 0;
+
+    ap_mpm_query(AP_MPMQ_HARD_LIMIT_THREADS, &threads);
+    if (threads < 1)
+        threads = 1;
+    ath_child.places = aligned_alloc(sizeof(worker_place), (size_t)threads * sizeof(worker_place));
+    ath_child.place_count = ath_child.places != NULL ? (uint32_t)threads : 0;
+    if (ath_child.places != NULL)
+        memset(ath_child.places, 0, (size_t)threads * sizeof(worker_place));
+}
+
+/* Not 0, and no other living thread's. */
+static uintptr_t this_thread(void)
+{
+#if defined(__x86_64__) && defined(__has_builtin)
+#if __has_builtin(__builtin_thread_pointer)
+    return (uintptr_t)__builtin_thread_pointer();
+#endif
+#endif
+    return (uintptr_t)pthread_self();
+}
+
+/* The place of the worker that runs this; NULL = it is none, such as a thread of mod_http2's or the listener. */
+ATH_HOT static worker_place *my_place(const conn_rec *c)
+{
+    worker_place *place;
+    uintptr_t me = this_thread(), thread;
+
+    if (ath_child.place_count == 0)
+        return NULL;
+    /* MPMs number their workers through all children, and connections by the worker that has them. */
+    place = &ath_child.places[(uint32_t)c->id % ath_child.place_count];
+    thread = ATH_LOAD(place->thread);
+    if (thread == me)
+        return place;
+    if (thread == 0 && c->master == NULL && c->sbh != NULL &&
+        __atomic_compare_exchange_n(&place->thread, &thread, me, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return place;
+    return NULL;
+}
+
+static void *make_block(void)
+{
+    void *block = aligned_alloc(64, BLOCK * sizeof(struct atropos_request));
+
+    return block != NULL ? memset(block, 0, BLOCK * sizeof(struct atropos_request)) : NULL;
+}
+
+static struct atropos_request *take_free_record(void)
+{
+    struct atropos_request *rec;
+
     pthread_mutex_lock(&records_lock);
     rec = free_records;
     if (rec != NULL) {
@@ -41,7 +101,7 @@ static struct atropos_request *take_record(ath_conn *conn)
         uint32_t index = records;
 
         if (index % BLOCK == 0)
-            __atomic_store_n(&blocks[index / BLOCK], calloc(BLOCK, sizeof(*rec)), __ATOMIC_RELEASE);
+            __atomic_store_n(&blocks[index / BLOCK], make_block(), __ATOMIC_RELEASE);
         if (blocks[index / BLOCK] != NULL) {
             rec = &blocks[index / BLOCK][index % BLOCK];
             pthread_mutex_init(&rec->lock, NULL);
@@ -55,18 +115,20 @@ static struct atropos_request *take_record(ath_conn *conn)
 
 static void give_back(struct atropos_request *rec)
 {
+    atropos_free_cancel(rec->task);
+    rec->task = 0;
     pthread_mutex_lock(&records_lock);
     rec->next_free = free_records;
     free_records = rec;
     pthread_mutex_unlock(&records_lock);
 }
 
-/* The record a token names, or once named. */
-struct atropos_request *ath_record(uint64_t token)
+/* The record that a task's key names. */
+struct atropos_request *ath_record(uint64_t key)
 {
-    uint32_t index = token & ((1u << INDEX_BITS) - 1);
+    uint32_t index = (uint32_t)key;
 
-    if (index >= __atomic_load_n(&records, __ATOMIC_ACQUIRE))
+    if (key >= __atomic_load_n(&records, __ATOMIC_ACQUIRE))
         return NULL;
     return &__atomic_load_n(&blocks[index / BLOCK], __ATOMIC_ACQUIRE)[index % BLOCK];
 }
@@ -75,7 +137,7 @@ struct atropos_request *ath_record(uint64_t token)
 
 static ath_conn *conn_of(conn_rec *c)
 {
-    return ap_get_module_config(c->conn_config, &atropos_module);
+    return ath_config(c->conn_config);
 }
 
 static apr_status_t connection_gone(void *conn_)
@@ -83,8 +145,6 @@ static apr_status_t connection_gone(void *conn_)
     ath_conn *conn = conn_;
 
     ath_queue_remove(conn);
-    if (conn->spare != NULL)
-        give_back(conn->spare);
     return APR_SUCCESS;
 }
 
@@ -104,14 +164,14 @@ int ath_pre_connection(conn_rec *c, void *csd)
     apr_os_sock_t fd;
 
     /* Connections to a backend are no client's; HTTP/2's streams have no socket (see ath_post_read_request). */
-    if (ath_my_row == NULL || !atropos_trace_is_on() || c->outgoing || c->master != NULL || csd == NULL ||
+    if (ath_child.row == NULL || !atropos_trace_is_on() || c->outgoing || c->master != NULL || csd == NULL ||
         apr_os_sock_get(&fd, csd) != APR_SUCCESS)
         return DECLINED;
     conn = make_conn(c);
     conn->fd = fd;
     conn->first = true;
     conn->backlog_ns = ath_backlog_wait_ns(fd);
-    ATH_ADD(ath_my_row->accepted, 1);
+    ATH_ADD(ath_child.row->accepted, 1);
     ath_queue_add(conn);
     apr_pool_cleanup_register(c->pool, conn, connection_gone, apr_pool_cleanup_null);
     return DECLINED;
@@ -128,9 +188,9 @@ static void end_slot(ath_conn *conn)
     pthread_mutex_lock(&rec->lock);
     rec->fd = -1;
     pthread_mutex_unlock(&rec->lock);
-    if (rec->slot_held) {
-        rec->slot_held = false;
-        atropos_task_free_resource(rec->task, ath_slots, 0, 1);
+    if (rec->marks.slot_held) {
+        rec->marks.slot_held = false;
+        atropos_task_free_resource(rec->task, ath_child.slots, 0, 1);
         /* What is left is the client's to read, or a module's to resume. */
         atropos_task_client_wait(rec->task, 1);
     }
@@ -170,10 +230,10 @@ ATH_HOT void ath_resume_connection(conn_rec *c, request_rec *r)
     pthread_mutex_lock(&rec->lock);
     rec->fd = conn->fd;
     pthread_mutex_unlock(&rec->lock);
-    if (!rec->slot_held) {
-        rec->slot_held = true;
+    if (!rec->marks.slot_held) {
+        rec->marks.slot_held = true;
         atropos_task_client_wait(rec->task, 0);
-        atropos_task_get_resource(rec->task, ath_slots, 0, 1);
+        atropos_task_get_resource(rec->task, ath_child.slots, 0, 1);
     }
 }
 
@@ -183,21 +243,31 @@ ATH_HOT static apr_status_t request_gone(void *rec_)
 {
     struct atropos_request *rec = rec_;
     ath_conn *conn = rec->conn;
-    atropos_task_t task = rec->task;
+    worker_place *place;
+    int failed = rec->r->status >= HTTP_INTERNAL_SERVER_ERROR;
 
-    /* After this no canceller finds the request any more, and none is inside. */
-    pthread_mutex_lock(&rec->lock);
-    rec->token = 0;
-    rec->fd = -1;
-    rec->stop = NULL;
-    pthread_mutex_unlock(&rec->lock);
-    if (rec->r->status >= HTTP_INTERNAL_SERVER_ERROR)
-        atropos_task_request_end(task, 1);
-    atropos_free_cancel(task); /* gives the slot back as well */
+    /*
+     * After this no canceller finds the request any more, and none is inside: a canceller first says that it is there and
+     * then looks at the token, we take the token away and then look for cancellers, and both in this order for everybody.
+     */
+    __atomic_store_n(&rec->token, 0, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&rec->cancelling, __ATOMIC_SEQ_CST) != 0) {
+        pthread_mutex_lock(&rec->lock);
+        pthread_mutex_unlock(&rec->lock);
+    }
     if (conn->current == rec)
         ATH_STORE(conn->current, NULL);
-    if (conn->spare == NULL)
-        conn->spare = rec;
+    /* Gives the slot back as well, and whatever a module has said that it holds. */
+    atropos_task_leave(rec->task, failed);
+    place = my_place(conn->c);
+    if (rec->marks.labelled || rec->marks.scripted) {
+        rec->stop = NULL;
+        /* What was said of this request must not stand for the next one. */
+        atropos_free_cancel(rec->task);
+        rec->task = 0;
+    }
+    if (place != NULL && place->kept == NULL)
+        place->kept = rec;
     else
         give_back(rec);
     return APR_SUCCESS;
@@ -207,10 +277,11 @@ ATH_HOT int ath_post_read_request(request_rec *r)
 {
     conn_rec *c = r->connection;
     ath_conn *conn;
+    worker_place *place;
     struct atropos_request *rec;
-    atropos_task_t task;
 
-    if (ath_my_row == NULL || !atropos_trace_is_on() || r->prev != NULL || r->main != NULL)
+    /* Whether the gate is open is seen by atropos_task_enter, which has it on the line that it reads anyway. */
+    if (ath_child.row == NULL || r->prev != NULL || r->main != NULL)
         return DECLINED;
     conn = conn_of(c);
     if (conn == NULL) {
@@ -221,29 +292,31 @@ ATH_HOT int ath_post_read_request(request_rec *r)
         conn = make_conn(c);
         apr_pool_cleanup_register(c->pool, conn, connection_gone, apr_pool_cleanup_null);
     }
-    rec = take_record(conn);
-    if (rec == NULL)
+    if (conn->current != NULL)
+        end_slot(conn); /* pipelined: the answer before is still being written */
+    place = my_place(c);
+    if (place != NULL && place->kept != NULL) {
+        rec = place->kept;
+        place->kept = NULL;
+    }
+    else if ((rec = take_free_record()) == NULL) {
         return DECLINED;
-    rec->sequence++;
-    task = atropos_task_create(rec->sequence << INDEX_BITS | rec->index);
-    if (task == 0) {
-        /* The table is full: counted and said by the library. */
+    }
+    if (rec->task == 0)
+        rec->task = atropos_trace_task_create(rec->index);
+    /* A worker has it, but for a stream. */
+    rec->scope = atropos_task_enter(rec->task, 0, conn->fd >= 0 ? ath_child.slots : 0);
+    if (rec->scope == 0) {
+        /* Atropos is off, or the table is full, which the library has counted and said. */
         give_back(rec);
         return DECLINED;
     }
-    if (conn->current != NULL)
-        end_slot(conn); /* pipelined: the answer before is still being written */
+    rec->sequence++;
     rec->conn = conn;
     rec->r = r;
-    rec->filtered = rec->scripted = rec->started = rec->answered = rec->labelled = false;
-    rec->slot_held = conn->fd >= 0;
-    ATH_STORE(rec->phase, ATH_PHASE_RUNNING);
-    /* No lock: until the token is there, a canceller under the lock finds none and looks at nothing else. */
-    rec->c = c;
-    rec->task = task;
+    rec->marks = (ath_marks){.slot_held = conn->fd >= 0};
     rec->fd = conn->fd;
-    rec->stop = NULL;
-    ATH_STORE(rec->rung, 0);
+    /* No lock: until the token is there, a canceller under the lock finds none and looks at nothing else. */
     __atomic_store_n(&rec->token, rec->sequence << INDEX_BITS | rec->index, __ATOMIC_RELEASE);
     ATH_STORE(conn->current, rec);
     ap_set_module_config(r->request_config, &atropos_module, rec);
@@ -253,10 +326,8 @@ ATH_HOT int ath_post_read_request(request_rec *r)
     if (conn->first) {
         conn->first = false;
         if (conn->backlog_ns > 0)
-            atropos_task_waited(task, ath_slots, conn->backlog_ns);
+            atropos_task_waited(rec->task, ath_child.slots, conn->backlog_ns);
     }
-    if (rec->slot_held)
-        atropos_task_get_resource(task, ath_slots, 0, 1);
     return DECLINED;
 }
 
@@ -265,7 +336,7 @@ struct atropos_request *ath_find(request_rec *r)
 {
     while (r->main != NULL || r->prev != NULL)
         r = r->main != NULL ? r->main : r->prev;
-    return ap_get_module_config(r->request_config, &atropos_module);
+    return ath_config(r->request_config);
 }
 
 /* "GET /path", as much of it as a label takes; no query, which may hold secrets. */
@@ -275,9 +346,9 @@ void ath_label(struct atropos_request *rec)
     char text[48];
     size_t method = strnlen(r->method, 16), uri = strnlen(r->uri, sizeof(text) - 2 - method);
 
-    if (rec->labelled)
+    if (rec->marks.labelled)
         return;
-    rec->labelled = true;
+    rec->marks.labelled = true;
     memcpy(text, r->method, method);
     text[method] = ' ';
     memcpy(text + method + 1, r->uri, uri);
@@ -301,11 +372,13 @@ ATH_HOT int ath_header_parser(request_rec *r)
     struct atropos_request *rec;
     bool told;
 
-    if (ath_my_row == NULL || r->main != NULL)
+    if (ath_child.row == NULL || r->main != NULL)
         return DECLINED;
-    cfg = ap_get_module_config(r->per_dir_config, &atropos_module);
-    told = cfg->class_set || cfg->priority_set || cfg->protect_set || cfg->background_set;
     /* The handler is not known yet: what looks like a small file and is a script gets its label when it is. */
+    if (r->prev == NULL && !ath_child.sections_tell && ath_is_small_file(r))
+        return DECLINED;
+    cfg = ath_config(r->per_dir_config);
+    told = cfg->class_set || cfg->priority_set || cfg->protect_set || cfg->background_set;
     if ((r->prev == NULL && !told && ath_is_small_file(r)) || (rec = ath_find(r)) == NULL)
         return DECLINED;
     ath_label(rec);

@@ -285,11 +285,11 @@ ATH_HOT int ath_status_handler(request_rec *r)
     struct atropos_request *rec;
     const char *json;
 
-    if (r->handler == NULL || strncmp(r->handler, "atropos-", 8) ||
+    if (r->handler == NULL || r->handler[0] != 'a' || r->handler[1] != 't' ||
         (strcmp(r->handler, "atropos-status") && strcmp(r->handler, "atropos-cancel")))
         return DECLINED;
     /* Whoever looks at an overload is not to be taken for its cause. */
-    if (ath_my_row != NULL && (rec = ath_find(r)) != NULL)
+    if (ath_child.row != NULL && (rec = ath_find(r)) != NULL)
         atropos_task_set(rec->task, ATROPOS_TASK_PROTECTED, 1);
     apr_table_setn(r->headers_out, "Cache-Control", "no-store");
     if (!strcmp(r->handler, "atropos-cancel"))

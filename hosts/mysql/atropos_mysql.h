@@ -26,16 +26,21 @@
 
 #include "atropos_trace.h"
 
+class MDL_ticket;
 class THD;
 struct handlerton;
 
 /* The granted metadata locks of one session. Its thread alone writes; the controller reads meanwhile. An entry never
    moves, so a lock that stays held is never overlooked. */
-struct Atm_tickets {
+struct alignas(64) Atm_tickets {
   static constexpr int SIZE = 64;
-  std::atomic<uint64_t> held[SIZE]{};        /* instance | enum_mdl_type; 0: free */
-  uint64_t free = ~uint64_t{0};              /* a bit for each free entry */
-  std::atomic<Atm_tickets *> next{nullptr};  /* the rest, if there are more; never taken away while the session lives */
+  struct Entry {
+    std::atomic<uint64_t> held{0};      /* instance | enum_mdl_type; 0: free */
+    const MDL_ticket *ticket = nullptr; /* the session's thread only */
+  };
+  uint64_t free = ~uint64_t{0};             /* a bit for each free entry */
+  std::atomic<Atm_tickets *> next{nullptr}; /* the rest, if there are more; never taken away while the session lives */
+  Entry entries[SIZE];
 };
 
 /* The bits of an instance of a metadata lock that hold a type in Atm_tickets, and are 0 elsewhere. */
@@ -43,8 +48,9 @@ constexpr uint64_t ATM_TYPE_MASK = 15;
 
 enum Atm_wait : uint32_t { ATM_WAIT_NONE, ATM_WAIT_METADATA, ATM_WAIT_FLUSH, ATM_WAIT_ROW };
 
-/* One session that is followed. Lives from its first command to the end of its connection, in the list below. */
-struct Atm_session {
+/* One session that is followed. Lives from its first command to the end of its connection, in the list below. What each
+   command reads and writes is the first line of the cache. */
+struct alignas(64) Atm_session {
   /* Set before it is in the list. */
   THD *thd;
   uint64_t id; /* CONNECTION_ID(), the key of the task */
@@ -52,9 +58,19 @@ struct Atm_session {
   /* Written by the session's thread. */
   std::atomic<atropos_task_t> task{0}; /* 0: untracked, the region was full */
   std::atomic<uint64_t> scope{0};      /* scope sequence of the present, or last, command */
-  std::atomic<bool> running{false};    /* inside a command; becomes false under THD::LOCK_thd_data only */
+  std::atomic<uint64_t> rows_before{0}; /* handler reads of the session when the command began */
+  /* Counts the ends of commands that left no transaction open, and so no locked row. */
+  std::atomic<uint64_t> row_epoch{0};
+  uint64_t settings_seen = 0;          /* the session's thread only, as the three below */
+  std::atomic<bool> running{false};    /* inside a command; see trace.cc for how it ends */
   std::atomic<bool> in_transaction{false}; /* as of the end of the last command */
-  std::atomic<uint64_t> rows_before{0};    /* handler reads of the session when the command began */
+  bool told_work = false;   /* the library was told that a transaction began */
+  bool told_closed = false; /* the library was told that it cannot be cancelled now */
+  bool holds_rows = false;  /* the library was told of its transaction as a holder of rows */
+  /* Written by the controller's thread under THD::LOCK_thd_data: it may be about to kill the command. */
+  std::atomic<bool> cancelling{false};
+
+  Atm_tickets tickets;
 
   /* The running wait: the kind is stored last and cleared first; a flush wait ends under atm_sessions_lock only. */
   std::atomic<uint32_t> wait{ATM_WAIT_NONE};
@@ -66,20 +82,10 @@ struct Atm_session {
   /* Rows: which session holds them, and its row_epoch then. Also written by the thread that passes a lock on. */
   std::atomic<uint64_t> row_blocker_id{0}; /* 0: one that is not followed */
   std::atomic<uint64_t> row_blocker_epoch{0};
-  /* Its own: counts the ends of commands that left no transaction open, and so no locked row. */
-  std::atomic<uint64_t> row_epoch{0};
 
   /* Written by the controller's thread under THD::LOCK_thd_data; `why` before `cancelled`, once for each scope. */
   std::atomic<uint64_t> cancelled{0}; /* the scope that was told to stop; 0: none */
   char why[400] = "";
-
-  /* The session's thread only. */
-  uint64_t settings_seen = 0;
-  bool told_work = false;      /* the library was told that a transaction began */
-  bool told_closed = false;    /* the library was told that it cannot be cancelled now */
-  bool holds_rows = false;     /* the library was told of its transaction as a holder of rows */
-
-  Atm_tickets tickets;
 
   Atm_session *previous = nullptr, *next = nullptr;
 };

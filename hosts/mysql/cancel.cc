@@ -3,8 +3,8 @@
  *
  * The server's own kill: THD::awake, as KILL QUERY calls it, which wakes whatever the session waits in. KILL itself has
  * no addressee but a connection and would hit the command that runs when it arrives. Here the scope that was decided
- * for is compared under LOCK_thd_data, which a session needs to end its command (trace.cc): as long as we hold the
- * mutex the command we kill is the one we mean, and a kill flag left over is cleared before the next one begins.
+ * for is compared under LOCK_thd_data, and a session that ends its command meanwhile waits for that mutex (trace.cc): as
+ * long as we hold it the command we kill is the one we mean, and a kill flag left over is cleared before the next begins.
  *
  * A kill can be lost: the server forgets the flag after each statement, and a wait may begin between the look at the
  * flag and the sleep. The controller repeats the call while the scope stands; a repeat does the same again, no more.
@@ -53,17 +53,30 @@ static void write_reason(Atm_session *s, const atropos_cancel_request *request) 
            info.resource_name);
 }
 
+/* While it stands a session does not get beyond the end of its command; the caller holds LOCK_thd_data all the time. */
+class Cancelling {
+ public:
+  explicit Cancelling(Atm_session *s) : s_(s) { s_->cancelling.store(true, std::memory_order_seq_cst); }
+  ~Cancelling() { s_->cancelling.store(false, release); }
+  Cancelling(const Cancelling &) = delete;
+  Cancelling &operator=(const Cancelling &) = delete;
+
+ private:
+  Atm_session *s_;
+};
+
 int atm_cancel(const atropos_cancel_request *request, void *) {
   Find_thd_with_id by_id(static_cast<my_thread_id>(request->key));
-  /* Comes back with LOCK_thd_data, which keeps the session from ending its command and the THD from going away. */
+  /* Comes back with LOCK_thd_data, which keeps the THD from going away. */
   THD_ptr thd = Global_THD_manager::get_instance()->find_thd(&by_id);
   if (!thd || thd->system_thread != NON_SYSTEM_THREAD || thd->slave_thread) return -1;
   Atm_session *s = atm_session_of(thd.get());
   if (s == nullptr || s->task.load(relaxed) != request->task) return -1;
   if (thd->killed == THD::KILL_CONNECTION) return 0;
+  const Cancelling while_we_look(s);
 
   /* In this order: a scope that is read after "running" is that of the running command, or of one that has ended. */
-  const bool running = s->running.load(acquire);
+  const bool running = s->running.load(std::memory_order_seq_cst);
   if (s->scope.load(acquire) != request->scope) return -1;
   if (running) {
     /* A command that does not heed a kill is rolling back or committing; ending its connection would not be faster. */

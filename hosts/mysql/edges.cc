@@ -132,8 +132,8 @@ static void add_metadata_edges(Edges *edges, std::vector<Wait> *waits) {
   sort_by_instance(waits);
   for (const Atm_session *s = atm_sessions; s != nullptr; s = s->next)
     for (const Atm_tickets *t = &s->tickets; t != nullptr; t = t->next.load(acquire))
-      for (const auto &held : t->held) {
-        const uint64_t entry = held.load(acquire);
+      for (const auto &noted : t->entries) {
+        const uint64_t entry = noted.held.load(acquire);
         if (entry == 0) continue;
         const auto [begin, end] = of_instance(*waits, entry & ~ATM_TYPE_MASK);
         if (begin != end) holds.push_back({s, entry});

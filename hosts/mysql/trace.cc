@@ -148,6 +148,52 @@ int atm_engine_init(void *p) {
 
 int atm_engine_deinit(void *) { return 0; }
 
+/* ---- notes of metadata locks ---- */
+
+static void note_ticket(Atm_session *s, const MDL_ticket *ticket, uint64_t held) {
+  Atm_tickets *t = &s->tickets;
+  while (t->free == 0) {
+    Atm_tickets *next = t->next.load(relaxed);
+    if (next == nullptr) {
+      next = new (std::nothrow) Atm_tickets;
+      if (next == nullptr) return; /* not seen as a holder: fail open */
+      t->next.store(next, release);
+    }
+    t = next;
+  }
+  Atm_tickets::Entry &entry = t->entries[__builtin_ctzll(t->free)];
+  t->free &= t->free - 1;
+  entry.ticket = ticket;
+  entry.held.store(held, release);
+}
+
+/* Sets the type of a noted lock; MDL_TYPE_END removes it. Returns its instance; 0: it is not noted, having been taken
+   before the session was followed, or without memory. */
+static uint64_t change_ticket(Atm_session *s, const MDL_ticket *ticket, int type) {
+  for (Atm_tickets *t = &s->tickets; t != nullptr; t = t->next.load(relaxed))
+    for (uint64_t rest = ~t->free; rest != 0; rest &= rest - 1) {
+      const int i = __builtin_ctzll(rest);
+      Atm_tickets::Entry &entry = t->entries[i];
+      if (entry.ticket != ticket) continue;
+      const uint64_t instance = entry.held.load(relaxed) & ~ATM_TYPE_MASK;
+      entry.held.store(type == MDL_TYPE_END ? 0 : instance | static_cast<uint64_t>(type), release);
+      if (type == MDL_TYPE_END) t->free |= UINT64_C(1) << i;
+      return instance;
+    }
+  return 0;
+}
+
+/* The session has no metadata lock. A note that is left all the same would be taken for that of a later ticket at its
+   address. */
+static void forget_tickets(Atm_session *s) {
+  for (Atm_tickets *t = &s->tickets; t != nullptr; t = t->next.load(relaxed))
+    for (; t->free != ~UINT64_C(0); t->free |= t->free + 1) {
+      std::atomic<uint64_t> &held = t->entries[__builtin_ctzll(~t->free)].held;
+      atropos_trace_task_free(s->task.load(relaxed), atm_metadata_lock, held.load(relaxed) & ~ATM_TYPE_MASK, 1);
+      held.store(0, release);
+    }
+}
+
 /* ---- commands and transactions ---- */
 
 /* Commands that are no requests: they last as long as somebody else likes. */
@@ -183,14 +229,12 @@ static void on_command_begin(THD *thd) {
   if (s == nullptr && (thd->system_thread != NON_SYSTEM_THREAD || (s = follow(thd)) == nullptr)) return;
   if (s->settings_seen != atm_settings_generation.load(relaxed)) apply_settings(s);
 
-  const atropos_task_t task = s->task.load(relaxed);
-  atropos_task_request_begin(task, CLASS_CLIENT);
+  /* Whoever sees it running sees this scope, or a later one. */
+  s->scope.store(atropos_task_enter(s->task.load(relaxed), CLASS_CLIENT, 0), release);
   tell_closed(s, false);
   /* BEGIN is told at its end; without autocommit any statement may begin a transaction and last long. */
   if (thd->variables.option_bits & OPTION_NOT_AUTOCOMMIT) tell_work(s, true);
   s->rows_before.store(atm_rows_read(thd), relaxed);
-  /* Whoever sees it running sees this scope, or a later one. */
-  s->scope.store(atropos_task_scope(task), release);
   s->running.store(true, release);
   in_command = s;
 }
@@ -202,11 +246,15 @@ static void on_command_end(THD *thd) {
   const atropos_task_t task = s->task.load(relaxed);
   const bool in_transaction = (thd->server_status & SERVER_STATUS_IN_TRANS) != 0;
 
-  /* From here on no cancel of this scope acts: whoever compared it before has also killed before. */
-  mysql_mutex_lock(&thd->LOCK_thd_data);
-  s->running.store(false, relaxed);
+  /* From here on no cancel of this scope acts. A canceller first says that it is there and then looks whether the command
+     still runs, we say that it does not and then look for cancellers, and both in this order for everybody: so it sees
+     that it came too late, or we see it and wait for the mutex that it has. */
   s->in_transaction.store(in_transaction, relaxed);
-  mysql_mutex_unlock(&thd->LOCK_thd_data);
+  s->running.exchange(false, std::memory_order_seq_cst);
+  if (s->cancelling.load(std::memory_order_seq_cst)) {
+    mysql_mutex_lock(&thd->LOCK_thd_data);
+    mysql_mutex_unlock(&thd->LOCK_thd_data);
+  }
   atm_explain_error(s);
   if (!in_transaction) s->row_epoch.store(s->row_epoch.load(relaxed) + 1, release);
 
@@ -216,8 +264,10 @@ static void on_command_end(THD *thd) {
   }
   tell_work(s, in_transaction);
   atropos_task_request_end(task, thd->is_error() ? 1 : 0);
+  const bool has_locks = thd->mdl_context.has_locks();
+  if (!has_locks) forget_tickets(s);
   /* Idle with locks, and nothing may act on a cancel: let the choice fall on somebody else. */
-  tell_closed(s, thd->mdl_context.has_locks() && !(in_transaction && atm_terminate_idle_in_transaction));
+  tell_closed(s, has_locks && !(in_transaction && atm_terminate_idle_in_transaction));
   if (thd->get_command() == COM_CHANGE_USER) s->settings_seen = 0;
 }
 
@@ -259,34 +309,6 @@ static Atm_session *session_of(const MDL_ticket *ticket) {
   return thd != nullptr ? session_here(thd) : nullptr;
 }
 
-static void note_ticket(Atm_session *s, uint64_t entry) {
-  Atm_tickets *t = &s->tickets;
-  while (t->free == 0) {
-    Atm_tickets *next = t->next.load(relaxed);
-    if (next == nullptr) {
-      next = new (std::nothrow) Atm_tickets;
-      if (next == nullptr) return; /* not seen as a holder: fail open */
-      t->next.store(next, release);
-    }
-    t = next;
-  }
-  const int i = __builtin_ctzll(t->free);
-  t->free &= t->free - 1;
-  t->held[i].store(entry, release);
-}
-
-/* Replaces an entry; 0 removes it. What was taken before the session was followed is not there. */
-static void change_ticket(Atm_session *s, uint64_t entry, uint64_t changed) {
-  for (Atm_tickets *t = &s->tickets; t != nullptr; t = t->next.load(relaxed))
-    for (uint64_t rest = ~t->free; rest != 0; rest &= rest - 1) {
-      const int i = __builtin_ctzll(rest);
-      if (t->held[i].load(relaxed) != entry) continue;
-      t->held[i].store(changed, release);
-      if (changed == 0) t->free |= UINT64_C(1) << i;
-      return;
-    }
-}
-
 static void on_mdl_held(const MDL_ticket *ticket) {
   THD *thd = owner_of(ticket);
   if (thd == nullptr) return;
@@ -305,7 +327,7 @@ static void on_mdl_held(const MDL_ticket *ticket) {
   const uint64_t instance = instance_of(key);
   const enum_mdl_type type = ticket->get_type();
   const atropos_task_t task = s->task.load(relaxed);
-  note_ticket(s, instance | type);
+  note_ticket(s, ticket, instance | type);
   atropos_trace_task_get(task, resource_of(key), instance, 1);
   if ((type == MDL_SHARED_WRITE || type == MDL_SHARED_WRITE_LOW_PRIO) && !s->holds_rows && s->running.load(relaxed)) {
     atropos_trace_task_get(task, atm_row_lock, s->id, 1);
@@ -317,16 +339,13 @@ static void on_mdl_gone(const MDL_ticket *ticket) {
   Atm_session *s = session_of(ticket);
   if (s == nullptr) return;
   const MDL_key *key = ticket->get_key();
-  const uint64_t instance = instance_of(key);
-  change_ticket(s, instance | ticket->get_type(), 0);
-  atropos_trace_task_free(s->task.load(relaxed), resource_of(key), instance, 1);
+  const uint64_t noted = change_ticket(s, ticket, MDL_TYPE_END);
+  atropos_trace_task_free(s->task.load(relaxed), resource_of(key), noted != 0 ? noted : instance_of(key), 1);
 }
 
 static void on_mdl_retyped(const MDL_ticket *ticket, int new_type) {
   Atm_session *s = session_of(ticket);
-  if (s == nullptr) return;
-  const uint64_t instance = instance_of(ticket->get_key());
-  change_ticket(s, instance | ticket->get_type(), instance | static_cast<uint64_t>(new_type));
+  if (s != nullptr) change_ticket(s, ticket, new_type);
 }
 
 static void name_key(uint64_t instance, const MDL_key *key) {

@@ -274,7 +274,8 @@ pub extern "C" fn atropos_task_request_end(t: atropos_task_t, status: i32) {
 }
 
 /// For a request that occupies a server of a queue from its begin on: as atropos_task_request_begin, and the task has 1 of
-/// `r` (0 = nothing). Returns the request's scope sequence; 0 = untracked: stale handle, or another process's task.
+/// `r` (0 = nothing). Returns the request's scope sequence; 0 = untracked: the gate is closed (it needs no look at
+/// atropos_trace_is_on before), a stale handle, or another process's task.
 #[no_mangle]
 #[link_section = ".text.hot.atropos"]
 pub extern "C" fn atropos_task_enter(t: atropos_task_t, class_: u32, r: atropos_resource_t) -> u64 {

@@ -94,9 +94,13 @@ impl Header {
         }
     }
 
-    /// Begins a request that has one of `resource` (0 = nothing) from its begin on; returns its scope.
+    /// Begins a request that has one of `resource` (0 = nothing) from its begin on; returns its scope. 0: the gate is
+    /// closed, which whoever calls this need not look at before.
     #[inline(always)]
     pub fn enter(&self, slot: &TaskSlot, class: u32, resource: u32) -> u64 {
+        if self.clock.open.load(Relaxed) == 0 {
+            return 0;
+        }
         let now_ns = self.clock.precise_ns();
         self.begin_request_at(slot, class, now_ns);
         slot.trace.acquire(now_ns, self.clock.tracing_since_ns(), resource, 0, 1);
@@ -232,6 +236,8 @@ mod tests {
         r.header().clock.tracing_since_ns.store(0, Relaxed);
         let t = r.begin_task(ProcessId::current(), 1, 0).unwrap();
         let slot = r.task(t).unwrap();
+        assert_eq!((r.header().enter(slot, 2, 7), slot.trace.occupied.load(Relaxed)), (0, 0), "the gate is closed");
+        r.header().clock.open.store(1, Relaxed);
         let totals = || {
             let mut totals = crate::trace::view::Totals::default();
             slot.trace.add_totals(&mut totals);

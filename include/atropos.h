@@ -524,7 +524,8 @@ void atropos_task_request_end(atropos_task_t t, int32_t status);
 
 /**
  * For a request that occupies a server of a queue from its begin on: as atropos_task_request_begin, and the task has 1 of
- * `r` (0 = nothing). Returns the request's scope sequence; 0 = untracked: stale handle, or another process's task.
+ * `r` (0 = nothing). Returns the request's scope sequence; 0 = untracked: the gate is closed (it needs no look at
+ * atropos_trace_is_on before), a stale handle, or another process's task.
  */
 uint64_t atropos_task_enter(atropos_task_t t,
                             uint32_t class_,

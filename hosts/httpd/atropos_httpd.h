@@ -39,6 +39,8 @@ APLOG_USE_MODULE(atropos);
 
 /* Runs for every request: the linker puts these side by side, so that a request meets few cold pages of code. */
 #define ATH_HOT __attribute__((hot))
+/* What such a function does for few requests only: kept out of it, so that the others save no registers for it. */
+#define ATH_SELDOM __attribute__((noinline, cold))
 
 #define ATH_LOAD(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
 #define ATH_STORE(x, value) __atomic_store_n(&(x), (value), __ATOMIC_RELAXED)

@@ -236,17 +236,23 @@ void ath_register_filters(void)
     input_handle = ap_register_input_filter("ATROPOS_IN", input_filter, NULL, AP_FTYPE_PROTOCOL - 1);
 }
 
-ATH_HOT void ath_insert_filter(request_rec *r)
+ATH_SELDOM static void add_filters(request_rec *r)
 {
-    struct atropos_request *rec;
+    struct atropos_request *rec = ath_find(r);
 
-    if (ath_child.row == NULL || r->main != NULL || ath_is_small_file(r) || (rec = ath_find(r)) == NULL)
+    if (rec == NULL)
         return;
     ath_label(rec);
     ATH_STORE(rec->marks.filtered, true);
     ap_add_output_filter_handle(output_handle, rec, r, r->connection);
     if (r->method_number != M_GET)
         ap_add_input_filter_handle(input_handle, rec, r, r->connection);
+}
+
+ATH_HOT void ath_insert_filter(request_rec *r)
+{
+    if (ath_child.row != NULL && r->main == NULL && !ath_is_small_file(r))
+        add_filters(r);
 }
 
 /* ---- for other modules (mod_atropos.h) ---- */

@@ -113,7 +113,7 @@ static struct atropos_request *take_free_record(void)
     return rec;
 }
 
-static void give_back(struct atropos_request *rec)
+ATH_SELDOM static void give_back(struct atropos_request *rec)
 {
     atropos_free_cancel(rec->task);
     rec->task = 0;
@@ -178,7 +178,7 @@ int ath_pre_connection(conn_rec *c, void *csd)
 }
 
 /* The thread lets go of the connection; the request may live on until its answer is written. */
-static void end_slot(ath_conn *conn)
+ATH_SELDOM static void end_slot(ath_conn *conn)
 {
     struct atropos_request *rec = conn->current;
 
@@ -211,7 +211,8 @@ ATH_HOT void ath_suspend_connection(conn_rec *c, request_rec *r)
 
     if (conn == NULL)
         return;
-    end_slot(conn);
+    if (conn->current != NULL)
+        end_slot(conn);
     __atomic_store_n(&conn->parked, 1, __ATOMIC_RELEASE);
 }
 
@@ -239,6 +240,20 @@ ATH_HOT void ath_resume_connection(conn_rec *c, request_rec *r)
 
 /* ---- requests ---- */
 
+ATH_SELDOM static void await_canceller(struct atropos_request *rec)
+{
+    pthread_mutex_lock(&rec->lock);
+    pthread_mutex_unlock(&rec->lock);
+}
+
+/* What was said of this request must not stand for the next one. */
+ATH_SELDOM static void free_task(struct atropos_request *rec)
+{
+    rec->stop = NULL;
+    atropos_free_cancel(rec->task);
+    rec->task = 0;
+}
+
 ATH_HOT static apr_status_t request_gone(void *rec_)
 {
     struct atropos_request *rec = rec_;
@@ -251,26 +266,47 @@ ATH_HOT static apr_status_t request_gone(void *rec_)
      * then looks at the token, we take the token away and then look for cancellers, and both in this order for everybody.
      */
     __atomic_store_n(&rec->token, 0, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&rec->cancelling, __ATOMIC_SEQ_CST) != 0) {
-        pthread_mutex_lock(&rec->lock);
-        pthread_mutex_unlock(&rec->lock);
-    }
+    if (__atomic_load_n(&rec->cancelling, __ATOMIC_SEQ_CST) != 0)
+        await_canceller(rec);
     if (conn->current == rec)
         ATH_STORE(conn->current, NULL);
     /* Gives the slot back as well, and whatever a module has said that it holds. */
     atropos_task_leave(rec->task, failed);
     place = my_place(conn->c);
-    if (rec->marks.labelled || rec->marks.scripted) {
-        rec->stop = NULL;
-        /* What was said of this request must not stand for the next one. */
-        atropos_free_cancel(rec->task);
-        rec->task = 0;
-    }
+    if (rec->marks.labelled || rec->marks.scripted)
+        free_task(rec);
     if (place != NULL && place->kept == NULL)
         place->kept = rec;
     else
         give_back(rec);
     return APR_SUCCESS;
+}
+
+/* A stream of HTTP/2 runs on a thread of mod_http2's, with a connection of its own that has no socket: it holds no worker
+ * slot. NULL: any other connection without a record began while Atropos was off. */
+ATH_SELDOM static ath_conn *stream_conn(conn_rec *c)
+{
+    ath_conn *conn;
+
+    if (c->master == NULL)
+        return NULL;
+    conn = make_conn(c);
+    apr_pool_cleanup_register(c->pool, conn, connection_gone, apr_pool_cleanup_null);
+    return conn;
+}
+
+/* A record with a new task, the one in its place if there is one. NULL: neither can be had. */
+ATH_SELDOM static struct atropos_request *new_task(worker_place *place)
+{
+    struct atropos_request *rec = place != NULL ? place->kept : NULL;
+
+    if (rec != NULL)
+        place->kept = NULL;
+    else if ((rec = take_free_record()) == NULL)
+        return NULL;
+    /* Where there is none, because Atropos is off or the table is full, atropos_task_enter says so. */
+    rec->task = atropos_trace_task_create(rec->index);
+    return rec;
 }
 
 ATH_HOT int ath_post_read_request(request_rec *r)
@@ -284,26 +320,15 @@ ATH_HOT int ath_post_read_request(request_rec *r)
     if (ath_child.row == NULL || r->prev != NULL || r->main != NULL)
         return DECLINED;
     conn = conn_of(c);
-    if (conn == NULL) {
-        /* A stream of HTTP/2 runs on a thread of mod_http2's, with a connection of its own that has no socket: it holds
-         * no worker slot. (Any other connection without a record began while Atropos was off.) */
-        if (c->master == NULL)
-            return DECLINED;
-        conn = make_conn(c);
-        apr_pool_cleanup_register(c->pool, conn, connection_gone, apr_pool_cleanup_null);
-    }
+    if (conn == NULL && (conn = stream_conn(c)) == NULL)
+        return DECLINED;
     if (conn->current != NULL)
         end_slot(conn); /* pipelined: the answer before is still being written */
     place = my_place(c);
-    if (place != NULL && place->kept != NULL) {
-        rec = place->kept;
+    if (place != NULL && (rec = place->kept) != NULL && rec->task != 0)
         place->kept = NULL;
-    }
-    else if ((rec = take_free_record()) == NULL) {
+    else if ((rec = new_task(place)) == NULL)
         return DECLINED;
-    }
-    if (rec->task == 0)
-        rec->task = atropos_trace_task_create(rec->index);
     /* A worker has it, but for a stream. */
     rec->scope = atropos_task_enter(rec->task, 0, conn->fd >= 0 ? ath_child.slots : 0);
     if (rec->scope == 0) {
@@ -365,20 +390,12 @@ ATH_HOT bool ath_is_small_file(const request_rec *r)
            (r->handler == NULL || !strcmp(r->handler, AP_DEFAULT_HANDLER_NAME));
 }
 
-/* The first hook that knows the location and the directory. After an internal redirect the new place counts. */
-ATH_HOT int ath_header_parser(request_rec *r)
+ATH_SELDOM static int describe(request_rec *r)
 {
-    const ath_dir_config *cfg;
+    const ath_dir_config *cfg = ath_config(r->per_dir_config);
+    bool told = cfg->class_set || cfg->priority_set || cfg->protect_set || cfg->background_set;
     struct atropos_request *rec;
-    bool told;
 
-    if (ath_child.row == NULL || r->main != NULL)
-        return DECLINED;
-    /* The handler is not known yet: what looks like a small file and is a script gets its label when it is. */
-    if (r->prev == NULL && !ath_child.sections_tell && ath_is_small_file(r))
-        return DECLINED;
-    cfg = ath_config(r->per_dir_config);
-    told = cfg->class_set || cfg->priority_set || cfg->protect_set || cfg->background_set;
     if ((r->prev == NULL && !told && ath_is_small_file(r)) || (rec = ath_find(r)) == NULL)
         return DECLINED;
     ath_label(rec);
@@ -389,4 +406,14 @@ ATH_HOT int ath_header_parser(request_rec *r)
     atropos_task_set(rec->task, ATROPOS_TASK_PROTECTED, cfg->protect);
     atropos_task_set(rec->task, ATROPOS_TASK_BACKGROUND, cfg->background);
     return DECLINED;
+}
+
+/* The first hook that knows the location and the directory. After an internal redirect the new place counts. */
+ATH_HOT int ath_header_parser(request_rec *r)
+{
+    /* The handler is not known yet: what looks like a small file and is a script gets its label when it is. */
+    if (ath_child.row == NULL || r->main != NULL ||
+        (r->prev == NULL && !ath_child.sections_tell && ath_is_small_file(r)))
+        return DECLINED;
+    return describe(r);
 }

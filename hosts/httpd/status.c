@@ -280,13 +280,12 @@ static int cancel_by_hand(request_rec *r)
     return OK;
 }
 
-ATH_HOT int ath_status_handler(request_rec *r)
+ATH_SELDOM static int answer(request_rec *r)
 {
     struct atropos_request *rec;
     const char *json;
 
-    if (r->handler == NULL || r->handler[0] != 'a' || r->handler[1] != 't' ||
-        (strcmp(r->handler, "atropos-status") && strcmp(r->handler, "atropos-cancel")))
+    if (strcmp(r->handler, "atropos-status") && strcmp(r->handler, "atropos-cancel"))
         return DECLINED;
     /* Whoever looks at an overload is not to be taken for its cause. */
     if (ath_child.row != NULL && (rec = ath_find(r)) != NULL)
@@ -323,6 +322,12 @@ ATH_HOT int ath_status_handler(request_rec *r)
         }
     }
     return OK;
+}
+
+/* Asked for every request that has a handler. */
+ATH_HOT int ath_status_handler(request_rec *r)
+{
+    return r->handler == NULL || r->handler[0] != 'a' || r->handler[1] != 't' ? DECLINED : answer(r);
 }
 
 /* ---- a few lines on mod_status's page ---- */

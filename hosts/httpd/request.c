@@ -16,7 +16,7 @@
 
 #include <stdlib.h>
 
-/* Records by number, which is their tasks' key, in blocks that are never freed. */
+/* Records by number, in blocks that are never freed. A task's key is its record's number, from 1. */
 #define BLOCK 256
 #define BLOCKS 256
 static struct atropos_request *blocks[BLOCKS];
@@ -126,9 +126,9 @@ ATH_SELDOM static void give_back(struct atropos_request *rec)
 /* The record that a task's key names. */
 struct atropos_request *ath_record(uint64_t key)
 {
-    uint32_t index = (uint32_t)key;
+    uint32_t index = (uint32_t)key - 1;
 
-    if (key >= __atomic_load_n(&records, __ATOMIC_ACQUIRE))
+    if (key == 0 || key > __atomic_load_n(&records, __ATOMIC_ACQUIRE))
         return NULL;
     return &__atomic_load_n(&blocks[index / BLOCK], __ATOMIC_ACQUIRE)[index % BLOCK];
 }
@@ -305,7 +305,7 @@ ATH_SELDOM static struct atropos_request *new_task(worker_place *place)
     else if ((rec = take_free_record()) == NULL)
         return NULL;
     /* Where there is none, because Atropos is off or the table is full, atropos_task_enter says so. */
-    rec->task = atropos_trace_task_create(rec->index);
+    rec->task = atropos_trace_task_create(rec->index + 1u);
     return rec;
 }
 

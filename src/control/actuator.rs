@@ -33,6 +33,10 @@ fn tell(region: &Region, leader: Leader, task: u64, slot: &TaskSlot, request: &R
         // It will be reaped. Its pid may be somebody else's by now, whom no action must hit.
         return;
     }
+    // Asked again, for the look at the owner takes its time: an action cannot be taken back as a request can.
+    if !region.header().lease.holds(me, leader.term) {
+        return;
+    }
     if callback.anywhere() || (owner.pid == me.pid && callback.is_set()) {
         if let Err(e) = action::run(task, slot.key.load(Relaxed), owner.pid, request) {
             region.header().counters.actions_failed.fetch_add(1, Relaxed);

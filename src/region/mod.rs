@@ -60,7 +60,8 @@ impl Region {
                         Err(refused) => return Err(refused),
                     }
                     // One at a time: the second would replace what the first has just made, and both would serve.
-                    let Some(_only) = Replacing::enter(path) else {
+                    // What it had seen may be another file by now: it looks again under the lock.
+                    let Some(_only) = Replacing::enter(path).filter(|_| Region::is_abandoned(path)) else {
                         std::thread::sleep(std::time::Duration::from_millis(5));
                         continue;
                     };

@@ -11,7 +11,7 @@ use crate::control::window::ResourceKind;
 use crate::primitive::Ordering::{Acquire, Relaxed, Release};
 use crate::region::layout::{DECISIONS, DECISION_BYTES};
 use crate::region::Region;
-use std::io::Write;
+use std::io::{Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 /// What came of it.
@@ -258,8 +258,7 @@ impl LogFile {
             .mode(0o600)
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(path)
-            // One write per line: lines of several writers do not mix.
-            .and_then(|mut file| file.write_all(format!("{json}\n").as_bytes()));
+            .and_then(|mut file| append_line(&mut file, &format!("{json}\n")));
         if let Err(e) = result {
             region.header().counters.logs_failed.fetch_add(1, Relaxed);
             // Once: a full disk must not fill the host's log as well.
@@ -270,6 +269,21 @@ impl LogFile {
             self.complained = false;
         }
     }
+}
+
+/// One write per line: lines of several writers do not mix. Of a line that found room for its beginning only (a full disk)
+/// nothing stays, for it would spoil the next one.
+fn append_line(file: &mut std::fs::File, line: &str) -> std::io::Result<()> {
+    let written = file.write(line.as_bytes())?;
+    if written == line.len() {
+        return Ok(());
+    }
+    let length = file.metadata()?.len();
+    let was_last = file.stream_position().is_ok_and(|end| end == length);
+    if was_last {
+        file.set_len(length - written as u64)?;
+    }
+    Err(std::io::Error::new(std::io::ErrorKind::WriteZero, "no room for a whole line"))
 }
 
 /// A new decision's number, from 1.

@@ -111,39 +111,59 @@ pub fn run(file: &str, link: Link, args: &[&str]) {
 
 /// The same with the headers in `headers` instead of this checkout's.
 pub fn run_with(headers: &Path, file: &str, link: Link, args: &[&str]) {
-    let lib = library();
-    let source = root().join("ffi-tests/c").join(file);
-    let dir = scratch(&format!("{file}-{link:?}-{}", args.join("-").replace(['/', '{', '}'], "")));
-    let exe = dir.join("program");
-    let mut cc = compiler(&source, headers);
-    match link {
-        Link::Static => {
-            cc.arg(&lib.archive).args(STATIC_NEEDS);
-        }
-        Link::Shared | Link::SharedNoPie => {
-            cc.arg(if link == Link::Shared { "-pie" } else { "-no-pie" });
-            cc.arg(if link == Link::Shared { "-fPIE" } else { "-fno-pie" });
-            cc.arg("-L").arg(&lib.dir).arg("-latropos").arg(format!("-Wl,-rpath,{}", lib.dir.display()));
-            cc.arg("-ldl");
-        }
-        Link::None => {
-            cc.arg("-ldl");
-        }
-    }
-    cc.arg("-o").arg(&exe);
-    compile(cc, file);
-    let shown = format!("{file} ({link:?}, {args:?})");
-    let text = lib.shared.display().to_string();
-    let args: Vec<String> = args.iter().map(|a| a.replace("{lib}", &text)).collect();
-    let output = run_bounded(Command::new(exe).args(args).current_dir(&dir), &dir.join("output"), &shown);
+    let output = Program::build(headers, file, link, args).output(BOUND).unwrap_or_else(|why| panic!("{why}"));
     // Measured times (onset to cancel, failover) are worth a look in a passing run, too: shown with --nocapture.
     print!("{output}");
+}
+
+/// A program of `c/` with its arguments, compiled and linked, to be run in a folder of its own.
+pub struct Program {
+    exe: PathBuf,
+    args: Vec<String>,
+    dir: PathBuf,
+    shown: String,
+}
+
+impl Program {
+    pub fn build(headers: &Path, file: &str, link: Link, args: &[&str]) -> Program {
+        let lib = library();
+        let source = root().join("ffi-tests/c").join(file);
+        let dir = scratch(&format!("{file}-{link:?}-{}", args.join("-").replace(['/', '{', '}'], "")));
+        let exe = dir.join("program");
+        let mut cc = compiler(&source, headers);
+        match link {
+            Link::Static => {
+                cc.arg(&lib.archive).args(STATIC_NEEDS);
+            }
+            Link::Shared | Link::SharedNoPie => {
+                cc.arg(if link == Link::Shared { "-pie" } else { "-no-pie" });
+                cc.arg(if link == Link::Shared { "-fPIE" } else { "-fno-pie" });
+                cc.arg("-L").arg(&lib.dir).arg("-latropos").arg(format!("-Wl,-rpath,{}", lib.dir.display()));
+                cc.arg("-ldl");
+            }
+            Link::None => {
+                cc.arg("-ldl");
+            }
+        }
+        cc.arg("-o").arg(&exe);
+        compile(cc, file);
+        let shown = format!("{file} ({link:?}, {args:?})");
+        let text = lib.shared.display().to_string();
+        let args: Vec<String> = args.iter().map(|a| a.replace("{lib}", &text)).collect();
+        Program { exe, args, dir, shown }
+    }
+
+    /// What it wrote, or, unless it ended with 0 within `bound`, what went wrong with it.
+    pub fn output(&self, bound: Duration) -> Result<String, String> {
+        let mut command = Command::new(&self.exe);
+        run_bounded(command.args(&self.args).current_dir(&self.dir), &self.dir.join("output"), &self.shown, bound)
+    }
 }
 
 /// Far over what any scenario takes on a busy machine; a hang is a failure with the output so far.
 const BOUND: Duration = Duration::from_secs(90);
 
-fn run_bounded(command: &mut Command, output: &Path, shown: &str) -> String {
+fn run_bounded(command: &mut Command, output: &Path, shown: &str, bound: Duration) -> Result<String, String> {
     // A file, not a pipe: a grandchild that outlives the program would keep a pipe open.
     let file = fs::File::create(output).expect("the scratch folder is writable");
     command.stdin(Stdio::null()).stdout(file.try_clone().expect("dup")).stderr(file);
@@ -155,7 +175,7 @@ fn run_bounded(command: &mut Command, output: &Path, shown: &str) -> String {
         if let Some(status) = child.try_wait().expect("our own child") {
             break Some(status);
         }
-        if begin.elapsed() > BOUND {
+        if begin.elapsed() > bound {
             break None;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -165,8 +185,8 @@ fn run_bounded(command: &mut Command, output: &Path, shown: &str) -> String {
     let _ = child.wait();
     let written = String::from_utf8_lossy(&fs::read(output).unwrap_or_default()).into_owned();
     match status {
-        Some(status) if status.success() => written,
-        Some(status) => panic!("{shown} failed with {status}; it wrote:\n{written}"),
-        None => panic!("{shown} did not end within {BOUND:?}; it wrote:\n{written}"),
+        Some(status) if status.success() => Ok(written),
+        Some(status) => Err(format!("{shown} failed with {status}; it wrote:\n{written}")),
+        None => Err(format!("{shown} did not end within {bound:?}; it wrote:\n{written}")),
     }
 }

@@ -66,7 +66,7 @@ fn every_program_is_run() {
     let there = fs::read_dir(root().join("ffi-tests/c")).expect("ffi-tests/c exists");
     let there: BTreeSet<String> = there
         .map(|e| e.expect("readable").file_name().into_string().expect("ASCII"))
-        .filter(|n| !n.ends_with(".h"))
+        .filter(|n| !n.ends_with(".h") && !n.starts_with("fault_")) // those are in faults.rs
         .collect();
     let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c"]).map(|s| s.to_string()).collect();
     assert_eq!(there, run, "left: the files of c/; right: those listed here");

@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod demo;
 mod dirs;
+mod faults;
 mod install;
 mod patches;
 mod progress;
@@ -43,6 +44,8 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Measure what Atropos costs
     Bench(bench::BenchArgs),
+    /// Run the fault scenarios (processes killed, stopped, forked, out of room) often, or for long: `faults --times 50`
+    Faults(faults::FaultsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),
     /// Install the Debian packages that building and testing need
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Task::Case(args) => bench::case(&args).map(success),
         Task::Demo(args) => demo::run(&args).map(success),
         Task::Bench(args) => bench::bench(&args).map(success),
+        Task::Faults(args) => faults::faults(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
     };

@@ -86,7 +86,7 @@ const CHECKS: &[Check] = &[
     },
     Check {
         name: "ffi",
-        what: "C and C++ programs against the public headers",
+        what: "C and C++ programs against the public headers, and every fault scenario once",
         command: || cargo(&["test", "-p", "atropos-ffi-tests", "--no-fail-fast"]),
         limit_minutes: 20,
         needs: &[],

@@ -149,7 +149,8 @@ int main(int argc, char **argv) {
   if (slo_ms == 0) slo_ms = culprit == CULPRIT_LOCK ? 25 : 50;
   unsigned cpus = culprit == CULPRIT_CPU ? confine() : 2;
   /* The write lock reports itself; the machine's resources the library looks after by itself, if it is told to. */
-  const char *text = culprit == CULPRIT_LOCK ? NULL : "system_cpu = on\nsystem_io = on\n";
+  const char *const TEXTS[] = {NULL, "system_cpu = on\n", "system_io = on\n"};
+  const char *text = TEXTS[culprit];
   server_options server = {socket_path, db_path, (uint64_t)seed, ATROPOS_MODES[mode], slo_ms, config, text};
   load_options o = {.socket_path = socket_path, .seconds = seconds, .onset_s = onset, .huge_seconds = huge_seconds,
                     .huge_days = (uint32_t)huge_days, .culprit = (culprit_kind)culprit, .huge = mode != 0, .readers = 4, .writers = 8,

@@ -555,11 +555,15 @@ fn reason(r: &ResourceEstimate, u: &Use, c: &Candidate, task: &TaskView, waiting
             )
         }
         (Role::Holds, ResourceKind::System) => {
-            let used = match r.id {
-                CPU => format!("has used {since} of CPU time"),
-                _ => format!("has done I/O for {since}, {} of it in the last window,", bytes(u.usage)),
-            };
-            format!("{used} and causes {} of the delays while {others} for {what}", percent(u.share))
+            // Short: with what follows it is to fit the mailbox.
+            let share = percent(u.share);
+            match r.id {
+                CPU => format!("has used {since} of CPU time, {share} of the delays, while {others} for {what}"),
+                _ => {
+                    let lately = bytes(u.usage);
+                    format!("has done I/O for {since} ({lately} lately), {share} of the delays, while {others}")
+                }
+            }
         }
         (Role::Holds, _) => format!("has held {what} for {since} while {others} for it"),
         (Role::Bars, _) => format!("has waited for {what} for {since} and bars the queue: {others} behind it"),

@@ -333,7 +333,9 @@ impl Sampler {
             slot.sums.add(sum);
             if slot.scope == job.scope {
                 slot.scope_cpu_ns = slot.scope_cpu_ns.saturating_add(sum.cpu_ns);
-                slot.scope_io_ns += if sum.io_bytes > 0 { now_ns.saturating_sub(slot.looked_ns) } else { 0 };
+                // Waiting for the disk is doing I/O, too: what it waits for is on its way.
+                let io = sum.io_bytes > 0 || sum.io_delay_ns > 0;
+                slot.scope_io_ns += if io { now_ns.saturating_sub(slot.looked_ns) } else { 0 };
             } else {
                 // What was done until now was partly the request's before: in doubt nobody's.
                 (slot.scope, slot.scope_cpu_ns, slot.scope_io_ns) = (job.scope, 0, 0);

@@ -199,7 +199,8 @@ mod tests {
         }
 
         fn estimate(&mut self) -> crate::control::estimator::Estimate {
-            self.window.resources = vec![resource_window(self.id, "CPU".into(), &self.parts, &self.machine)];
+            let name = if self.id == CPU { "CPU" } else { "block I/O" };
+            self.window.resources = vec![resource_window(self.id, name.into(), &self.parts, &self.machine)];
             let class_duration_ns = self.usual_ns.clone();
             estimate(&self.window, &EstimatorParams { class_duration_ns, ..EstimatorParams::default() })
         }
@@ -228,11 +229,12 @@ mod tests {
             assert_eq!(c.picks.len(), 1, "{c:?}");
             assert_eq!((c.picks[0].task, c.picks[0].resource), (1, id));
             assert_eq!(c.picks[0].victims, (2..12).collect::<Vec<_>>());
+            assert!(c.picks[0].reason.len() < crate::region::layout::REASON_WORDS * 8, "{}", c.picks[0].reason);
         }
         let reason = hog(CPU).choose().picks[0].reason.clone();
         assert!(reason.contains("used 900 ms of CPU time") && reason.contains("10 others wait for CPU"), "{reason}");
         let reason = hog(BLOCK_IO).choose().picks[0].reason.clone();
-        assert!(reason.contains("done I/O for 900 ms, 170 MiB of it in the last window"), "{reason}");
+        assert!(reason.contains("done I/O for 900 ms (170 MiB lately)"), "{reason}");
     }
 
     #[test]

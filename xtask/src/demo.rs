@@ -13,6 +13,11 @@ pub const MODES: [&str; 4] = ["clean", "off", "observe", "enforce"];
 /// Length of a run and onset of the huge request, in s.
 const FULL_S: (f64, f64) = (12.0, 2.0);
 const SMOKE_S: (f64, f64) = (3.0, 1.0);
+/// The same for the requests that use up the CPU or the disk.
+const MACHINE_S: (f64, f64) = (8.0, 2.0);
+const MACHINE_SMOKE_S: (f64, f64) = (6.0, 1.0);
+/// Culprits that take the machine instead of the write lock, and how their label begins.
+const MACHINE: [(&str, &str); 2] = [("cpu", "RANK"), ("io", "EXPORT")];
 /// Size of the huge request in the smoke, in days of statements: far more than its runs have time for.
 const SMOKE_DAYS: u64 = 600;
 
@@ -38,13 +43,24 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let mut days = args.smoke.then_some(SMOKE_DAYS);
     let mut runs = Vec::new();
     for mode in modes {
-        let run = programs.run(mode, length_s, days, args.seed)?;
+        let run = programs.run("lock", mode, length_s, days, args.seed)?;
         // The first run measures how much work fills the time; the others get the same work.
         days = days.or(run["huge"]["days"].as_u64());
         runs.push(run);
     }
+    let mut machine = Vec::new();
+    for (culprit, _) in MACHINE {
+        let (length_s, modes) = if args.smoke { (MACHINE_SMOKE_S, &MODES[3..]) } else { (MACHINE_S, &MODES[1..]) };
+        for mode in modes {
+            machine.push(programs.run(culprit, mode, length_s, None, args.seed)?);
+        }
+    }
     println!("\n{}", table(&runs));
-    for run in runs.iter().filter(|run| matches!(run["mode"].as_str(), Some("observe" | "enforce"))) {
+    for run in &machine {
+        println!("{}", machine_line(run));
+    }
+    println!();
+    for run in runs.iter().chain(&machine).filter(|run| matches!(run["mode"].as_str(), Some("observe" | "enforce"))) {
         for decision in run["decisions"].as_array().into_iter().flatten() {
             println!("{}: {}\n", run["mode"].as_str().unwrap_or("?"), in_words(decision));
         }
@@ -57,7 +73,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         std::fs::write(&path, report::html(&runs)?).with_context(|| format!("cannot write {}", path.display()))?;
         println!("timelines: {}", path.display());
     }
-    let violations: Vec<String> = runs.iter().flat_map(violations).collect();
+    let violations: Vec<String> = runs.iter().chain(&machine).flat_map(violations).collect();
     if !violations.is_empty() {
         bail!(
             "the demonstration did not show what it should:\n  {}\nthe runs' output is in {}",
@@ -101,9 +117,18 @@ impl Programs {
         command
     }
 
-    fn run(&self, mode: &str, (seconds, onset_s): (f64, f64), days: Option<u64>, seed: u32) -> Result<Value> {
+    fn run(
+        &self,
+        culprit: &str,
+        mode: &str,
+        (seconds, onset_s): (f64, f64),
+        days: Option<u64>,
+        seed: u32,
+    ) -> Result<Value> {
         let mut command = self.command("atropos-sqlite");
         command.args([
+            "--culprit",
+            culprit,
             "--mode",
             mode,
             "--seconds",
@@ -127,7 +152,11 @@ impl Programs {
             bar(&json, seconds, &mut last)
         };
         // The label finds the time that it took before.
-        let label = if seconds < FULL_S.0 { format!("{mode:7} short") } else { format!("{mode:7}") };
+        let kind = if culprit == "lock" { "" } else { culprit };
+        let label = format!(
+            "{mode:7} {kind:3}{}",
+            if seconds < FULL_S.0 && culprit == "lock" || seconds < MACHINE_S.0 { " short" } else { "" }
+        );
         let ended = self.step(&label, &mut watch).run_unchecked(command)?;
         // Exit code 1 with a result: the data did not check out, which `violations` tells better.
         let result = result.filter(|_| matches!(ended, Ended::Code(0 | 1)));
@@ -153,47 +182,88 @@ fn bar(tick: &Value, seconds: f64, last: &mut (f64, f64)) -> Option<String> {
     ))
 }
 
+/// How the label of the request that is to blame begins.
+fn culprit_label(run: &Value) -> &'static str {
+    MACHINE.iter().find(|(culprit, _)| run["culprit"] == *culprit).map_or("STATEMENTS", |(_, label)| label)
+}
+
+/// Did the huge request hurt anybody? A disk may be fast enough for all: then there is nothing to blame it for.
+fn hurt(run: &Value) -> bool {
+    run["culprit"] != "io" || run["p99_ms"].as_f64() > run["slo_ms"].as_f64()
+}
+
+/// A run with a culprit that takes the machine, in a line.
+fn machine_line(run: &Value) -> String {
+    let ms = |name: &str| run[name].as_f64().map_or("–".into(), |ms| format!("{} ms", grouped(ms)));
+    let what = match run["culprit"].as_str() {
+        Some("cpu") => "the CPU taken by a request of many threads",
+        _ => "the disk taken by a request of many threads",
+    };
+    let end = if run["mode"] == "enforce" && !hurt(run) {
+        "the disk was fast enough for all: nobody to blame".into()
+    } else {
+        format!("told to stop after {}", ms("first_cancel_ms"))
+    };
+    format!(
+        "{what}, {}: {} others/s, p99 {} (objective {}), {end}",
+        run["mode"].as_str().unwrap_or("?"),
+        run["tps"].as_f64().map_or("–".into(), grouped),
+        ms("p99_ms"),
+        ms("slo_ms")
+    )
+}
+
 /// What one run must not show, in words.
 fn violations(run: &Value) -> Vec<String> {
     let mode = run["mode"].as_str().unwrap_or("?");
+    let name = match run["culprit"].as_str() {
+        Some(culprit @ ("cpu" | "io")) => format!("{mode} {culprit}"),
+        _ => mode.into(),
+    };
     let count = |name: &str| run[name].as_u64().unwrap_or(u64::MAX);
     let decisions = run["decisions"].as_array().map_or(&[][..], Vec::as_slice);
     let blamed: Vec<&str> = decisions.iter().filter_map(|d| d["task"]["label"].as_str()).collect();
     let mut found = Vec::new();
     let mut check = |ok: bool, text: String| {
         if !ok {
-            found.push(format!("{mode}: {text}"));
+            found.push(format!("{name}: {text}"));
         }
     };
     check(run["consistent"] == true, "the database is not consistent after the run".into());
     check(count("errors") == 0, format!("{} requests failed for other reasons than a cancel", count("errors")));
     check(count("false_cancelled") == 0, format!("{} victims were cancelled", count("false_cancelled")));
-    let to_cancel = u64::from(mode == "enforce");
+    let needed = hurt(run) || !decisions.is_empty();
+    let to_cancel = u64::from(mode == "enforce" && needed);
     check(
         count("cancelled") == to_cancel,
         format!("{} requests were cancelled, expected {to_cancel}", count("cancelled")),
     );
     match mode {
         "observe" | "enforce" => {
-            check(!blamed.is_empty(), "no decision was recorded".into());
+            check(!blamed.is_empty() || !needed, "no decision was recorded".into());
             check(
-                blamed.iter().all(|label| label.starts_with("STATEMENTS")),
+                blamed.iter().all(|label| label.starts_with(culprit_label(run))),
                 format!("somebody else was blamed: {}", blamed.join(", ")),
             );
         }
         _ => check(decisions.is_empty(), "decisions were recorded although the library was off".into()),
     }
-    if mode == "enforce" {
+    if mode == "enforce" && needed {
         check(
             run["huge"]["cancelled"] == true,
             format!("the huge request was not cancelled; it was answered: {}", run["huge"]["reply"]),
         );
         check(run["first_cancel_ms"].is_f64(), "no time to the first cancel".into());
     }
-    if mode == "off" {
+    if mode == "off" && culprit_label(run) == "STATEMENTS" {
         check(
             run["stall_s"].as_f64() > Some(2.0),
             format!("the huge request stalled the writers for {} s only", run["stall_s"]),
+        );
+    } else if mode == "off" && run["culprit"] == "cpu" {
+        check(
+            run["p99_ms"].as_f64() > run["slo_ms"].as_f64(),
+            format!("the huge request made the others no slower than {} ms", run["p99_ms"]),
         );
     }
     found
@@ -267,13 +337,16 @@ pub fn in_words(decision: &Value) -> String {
         .find(|c| c["resource"] == decision["resource"]["name"] || c["resource"] == decision["resource"]["id"])
         .and_then(|c| c["level"].as_f64());
     let seconds = |ns: &Value| ns.as_f64().map(|ns| ns / 1e9);
+    let system = decision["resource"]["type"] == "SYSTEM";
     let mut text = format!(
-        "\"{}\" held \"{}\"",
+        "\"{}\" {} \"{}\"",
         task["label"].as_str().unwrap_or("(no label)"),
+        if system { "used up" } else { "held" },
         decision["resource"]["name"].as_str().unwrap_or("(unnamed)")
     );
     if let Some(held_s) = seconds(&own["usage_ns"]) {
-        text += &format!(" for {}", short_time(held_s));
+        let cpu = if decision["resource"]["name"] == "CPU" { " of CPU time" } else { "" };
+        text += &format!(" for {}{cpu}", short_time(held_s));
     }
     if let Some(victims) = own["victims"].as_u64() {
         text += &format!(" while {victims} other request{} waited for it", if victims == 1 { "" } else { "s" });
@@ -288,7 +361,8 @@ pub fn in_words(decision: &Value) -> String {
     if let Some(progress) = own["progress"].as_f64() {
         text += &format!(". It was {:.1}% done", progress * 100.0);
         if let Some(gain_s) = seconds(&own["gain_ns"]) {
-            text += &format!(" and would have held it for another {}", short_time(gain_s));
+            let verb = if system { "gone on" } else { "held it" };
+            text += &format!(" and would have {verb} for another {}", short_time(gain_s));
         }
     }
     let told = decision["acknowledged_ms"].as_f64().map_or(String::new(), |ms| format!("; it obeyed after {ms:.0} ms"));
@@ -394,6 +468,15 @@ mod tests {
             let found = violations(&run);
             assert!(found.len() == 1 && found[0].contains(expected), "{mode} {field}: {found:?}");
         }
+        let mut fast_disk = run("enforce");
+        (fast_disk["culprit"], fast_disk["slo_ms"], fast_disk["decisions"]) = (json!("io"), json!(50), json!([]));
+        (fast_disk["cancelled"], fast_disk["huge"], fast_disk["first_cancel_ms"]) = (json!(0), json!({}), Value::Null);
+        assert_eq!(violations(&fast_disk), Vec::<String>::new(), "nobody was hurt");
+        fast_disk["p99_ms"] = json!(80.0);
+        assert!(violations(&fast_disk).iter().any(|v| v.starts_with("enforce io: no decision")));
+        let mut wrong = run("enforce");
+        wrong["culprit"] = json!("cpu");
+        assert_eq!(violations(&wrong), ["enforce cpu: somebody else was blamed: STATEMENTS 400 days"]);
         let mut blames_a_victim = run("observe");
         blames_a_victim["decisions"][0]["task"]["label"] = json!("WRITE");
         assert_eq!(violations(&blames_a_victim), ["observe: somebody else was blamed: WRITE"]);

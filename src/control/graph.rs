@@ -323,6 +323,7 @@ impl Graph {
 
         g.build_pools(pool_holders, pool_waits, &run_wait_ns, lost_ns, window);
         g.mark_blocked(&oldest_hold_ns);
+        g.mark_delayed(window);
         g
     }
 
@@ -487,6 +488,26 @@ impl Graph {
             }
         }
         self.blocked = blocked;
+    }
+
+    /// Whoever stands still most of the time because somebody else uses up the machine is not to blame for the locks it holds
+    /// meanwhile (a commit that waits for a flooded disk). Without such a hog the I/O is its own, and so is the blame.
+    fn mark_delayed(&mut self, window: &Window) {
+        for (p, pool) in self.pools.iter().enumerate().filter(|(_, pool)| self.system[pool.resource as usize]) {
+            let hogs_it = |t: usize| {
+                let mut parts = self.parts.row(t as u32).iter();
+                parts.any(|part| part.pool == p as u32 && monopolises(part.amount, pool, true))
+            };
+            let hogs: Vec<bool> = (0..self.tasks).map(hogs_it).collect();
+            if !hogs.contains(&true) {
+                continue;
+            }
+            let id = window.resources[pool.resource as usize].id;
+            for (t, task) in window.tasks.iter().enumerate().filter(|&(t, _)| !hogs[t]) {
+                let delayed_ns = delays_ns(task, id, pool.instance, window);
+                self.blocked[t] |= delayed_ns > 0 && delayed_ns >= task.exec_ns / 2;
+            }
+        }
     }
 
     pub fn scratch(&self) -> Scratch {

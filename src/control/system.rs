@@ -294,6 +294,32 @@ mod tests {
     }
 
     #[test]
+    fn whoever_holds_a_lock_while_a_hog_starves_it_is_not_to_blame() {
+        for (id, with_hog) in [(CPU, true), (BLOCK_IO, true), (CPU, false), (BLOCK_IO, false)] {
+            let mut b = Busy::new(id);
+            let (used, so_far) = if with_hog { (170, 150) } else { (0, 0) };
+            b.task(1, used, 10, so_far); // not yet for long enough to be cancelled itself
+            b.task(2, 1, 90, 1).holdings.push(Holding {
+                resource: 1,
+                instance: 7,
+                amount: 1,
+                held_ns: 300 * MS,
+                waited_ns: 0,
+            });
+            for t in 3..12 {
+                b.task(t, 0, 0, 0).waits.push(Wait { resource: 1, instance: 7, waited_ns: 90 * MS });
+            }
+            let mut lock = resource_window(1, "lock".into(), &[], &b.machine);
+            (lock.kind, lock.wait_ns) = (ResourceKind::Lock, 9 * 90 * MS);
+            b.window.resources = vec![lock, resource_window(id, "machine".into(), &b.parts, &b.machine)];
+            let e = estimate(&b.window, &EstimatorParams::default());
+            let c = choose(&e, &b.window, &PolicyParams::default(), 4);
+            let picked: Vec<TaskId> = c.picks.iter().map(|p| p.task).collect();
+            assert_eq!(picked, if with_hog { vec![] } else { vec![2] }, "{id} {with_hog} {c:?}");
+        }
+    }
+
+    #[test]
     fn sleep_in_the_kernel_without_any_disk_is_no_io() {
         let mut b = Busy::new(BLOCK_IO);
         b.machine.pressure_io = Some(0.0);

@@ -10,7 +10,7 @@ use crate::control::baseline::Learnt;
 use crate::control::controller::Controller;
 use crate::error::{Code, Error, Result};
 use crate::primitive::{AtomicPtr, AtomicU32, Ordering::*};
-use crate::region::layout::{Header, Owner, TaskSlot, Trace};
+use crate::region::layout::{Agent, Header, Owner, TaskSlot, Trace};
 use crate::region::lease::Role;
 use crate::region::owner::ProcessId;
 use crate::region::tasks::{active_word, index_of};
@@ -133,6 +133,15 @@ pub fn require() -> Result<&'static Process> {
 
 /// A lock whose holder panicked is used on: its data are plain values, each valid by itself.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Under ThreadSanitizer: std comes compiled, and what its lock does when it has to wait is not seen. What it tries
+    // first is inlined here, and seen.
+    while cfg!(atropos_tsan) {
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -336,7 +345,14 @@ impl Process {
 
     /// The host's own poll instead of an agent thread. Returns how many actions ran.
     pub fn poll_agent(&self) -> Result<usize> {
-        let agent = self.region.register_agent(self.me)?;
+        let mine = |agent: &&Agent| agent.start_ticks.load(Relaxed) == self.me.start_ticks;
+        let agent = match self.region.agent_of(self.me.pid).filter(mine) {
+            Some(agent) => agent,
+            None => {
+                let _one_at_a_time = lock(&self.threads);
+                self.region.register_agent(self.me)?
+            }
+        };
         Ok(if self.served.rang(agent) { self.region.run_pending(self.me) } else { 0 })
     }
 

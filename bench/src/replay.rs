@@ -241,9 +241,12 @@ pub fn replay_log(text: &str) -> Result<usize> {
 mod tests {
     use super::*;
     use atropos::config::Config;
-    use atropos::control::controller::Controller;
+    use atropos::control::controller::{replay_json, Controller};
     use atropos::region::owner::ProcessId;
     use atropos::region::Region;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
     use std::time::{Duration, Instant};
 
     /// A stall, decided by the real controller on a real region, and replayed from its log.
@@ -279,5 +282,96 @@ mod tests {
         let r = replay(innocent.lines().next().unwrap()).unwrap().unwrap();
         assert!(!r.same && r.choice.picks.is_empty());
         assert!(replay_log(&innocent).is_err());
+    }
+
+    const MS: u64 = 1_000_000;
+
+    prop_compose! {
+        fn any_task()(
+            flags in proptest::array::uniform5(proptest::bool::weighted(0.1)), priority in -2..3i32,
+            times in proptest::array::uniform5(0..5000 * MS), progress in proptest::option::of((0..100u64, 0..100u64)),
+            waits in vec((0..4u32, 0..2u64, 0..3000 * MS), 0..2), holdings in vec((0..4u32, 0..2u64, 1..9u64, 0..5000 * MS), 0..3),
+            label in "[ -~\u{1}-\u{1f}ä]{0,8}",
+        ) -> TaskView {
+            TaskView {
+                protected: flags[0], cancellable: !flags[1], cancelled: flags[2], in_request: !flags[3], background: flags[4],
+                priority, label, age_ns: times[0], idle_ns: times[1], work_ns: times[2], work_waited_ns: times[3] / 8,
+                exec_ns: times[4].min(100 * MS), rollback_ns: times[3] / 16, progress,
+                waits: waits.into_iter().map(|(resource, instance, waited_ns)| Wait { resource, instance, waited_ns }).collect(),
+                holdings: holdings.into_iter().map(|(resource, instance, amount, held_ns)| {
+                    Holding { resource, instance, amount, held_ns, waited_ns: held_ns / 7 }
+                }).collect(),
+                ..TaskView::default()
+            }
+        }
+    }
+
+    prop_compose! {
+        fn any_resource()(
+            kind in 0..3usize, times in proptest::array::uniform4(0..400 * MS), counts in proptest::array::uniform4(0..20u64),
+        ) -> ResourceWindow {
+            ResourceWindow {
+                id: 0, kind: [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue][kind], name: "a \"name\"".into(),
+                wait_ns: times[0], hold_ns: times[1], usual_hold_ns: times[2] / 100, turnover_ns: times[3] / 100,
+                servers: counts[0] / 3, acquired: counts[1], evicted: counts[2], untracked_waiting: counts[3] / 8,
+                untracked_oldest_wait_ns: times[3],
+            }
+        }
+    }
+
+    prop_compose! {
+        fn any_window()(
+            mut tasks in vec(any_task(), 1..12), mut resources in vec(any_resource(), 3),
+            edges in vec((1..12u64, 0..12u64, any::<bool>(), 0..4u32, 0..2u64), 0..8),
+        ) -> Window {
+            (1..).zip(&mut tasks).for_each(|(id, t)| (t.id, t.key, t.scope) = (id << 20 | id, id, id + u64::MAX / 2));
+            (1..).zip(&mut resources).for_each(|(id, r)| r.id = id);
+            let edges = edges.into_iter().map(|(w, b, queued, resource, instance)| {
+                let kind = if queued { EdgeKind::Queued } else { EdgeKind::Holds };
+                Edge { waiter: w << 20 | w, blocker: if b == 0 { 0 } else { b << 20 | b }, kind, resource, instance }
+            });
+            Window { now_ns: 1 << 40, length_ns: 100 * MS, exec_ns: 0, resources, tasks, edges: edges.collect(), ..Window::default() }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+        /// Whatever was decided, on whatever thresholds: read back from its record it is decided again, to the last digit.
+        #[test]
+        fn every_recorded_decision_replays_to_the_same_choice(
+            window in any_window(), shares in (0.0..0.6f64, 0.0..0.3f64, 0.0..0.5f64),
+            times in proptest::array::uniform3(0..100 * MS), budget in 1..5usize,
+            class_duration_ns in proptest::collection::btree_map(0..3u16, 0..1000 * MS, 0..3),
+        ) {
+            let estimator = EstimatorParams { contention_threshold: shares.0, class_duration_ns };
+            let policy = PolicyParams {
+                contention_threshold: shares.0, min_relief: shares.1, near_tie: shares.2, min_gain_ns: times[0],
+                min_idle_ns: times[1], min_occupation_ns: times[2],
+            };
+            let choice = choose(&estimate(&window, &estimator), &window, &policy, budget);
+            if let Some(pick) = choice.picks.first() {
+                let evidence = replay_json(&window, &estimator, &policy, budget);
+                let line = format!("{{\"id\":1,\"task\":{{\"id\":{},\"key\":1}},\"replay\":{evidence}}}", pick.task);
+                let again = replay(&line).unwrap().expect("it has its evidence");
+                prop_assert!(again.same);
+                prop_assert_eq!(again.choice, choice);
+            }
+        }
+    }
+
+    /// The generated windows must be worth it: enough of them end in a pick, some in several.
+    #[test]
+    fn the_generated_windows_decide_something() {
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let (mut picked, mut several) = (0, 0);
+        for _ in 0..500 {
+            let w = any_window().new_tree(&mut runner).unwrap().current();
+            let e = estimate(&w, &EstimatorParams::default());
+            let c = choose(&e, &w, &PolicyParams { min_relief: 0.02, ..PolicyParams::default() }, 4);
+            picked += (!c.picks.is_empty()) as u32;
+            several += (c.picks.len() > 1) as u32;
+        }
+        assert!(picked >= 50 && several >= 5, "{picked} {several}");
     }
 }

@@ -5,8 +5,9 @@
 #include <stdatomic.h>
 
 #define CULPRIT_KEY 7777u
-static volatile sig_atomic_t told;
-static uint64_t told_scope;
+/* The action runs in the agent's thread, or `told` is set by a signal. */
+static atomic_int told;
+static _Atomic uint64_t told_scope;
 static atropos_task_t culprit;
 static pid_t acting_process;
 

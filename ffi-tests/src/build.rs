@@ -1,4 +1,5 @@
 //! The library under test, the C compiler, and bounded runs of what it built.
+use crate::watch::{host, rust_flags, watch};
 use std::{
     env, fs,
     os::unix::{fs::symlink, process::CommandExt},
@@ -52,12 +53,21 @@ pub struct Library {
 pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let out = profile_dir();
+        let mut out = profile_dir();
+        let target = out.parent().expect("target/<profile>").to_path_buf();
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--package", "atropos", "--lib", "--target-dir"]);
-        cargo.arg(out.parent().expect("target/<profile>")).current_dir(root());
+        cargo.args(["build", "--quiet", "--package", "atropos", "--lib"]).current_dir(root());
         if out.ends_with("release") {
             cargo.arg("--release");
+        }
+        if let Some(sanitizer) = watch().sanitizer() {
+            // A target folder of its own: the flags must not throw the others' work away.
+            let own = target.join(format!("sanitize-{sanitizer}"));
+            out = own.join(host()).join(out.file_name().expect("target/<profile>"));
+            cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", rust_flags(sanitizer));
+            cargo.args(["--target", host(), "--target-dir"]).arg(own);
+        } else {
+            cargo.arg("--target-dir").arg(target);
         }
         let done = cargo.output().expect("cargo starts");
         assert!(done.status.success(), "building the library failed:\n{}", String::from_utf8_lossy(&done.stderr));
@@ -84,11 +94,18 @@ pub enum Link {
 
 /// The compiler with the flags under which the headers must be clean.
 pub fn compiler(source: &Path, headers: &Path) -> Command {
+    let mut cc = language(source, headers);
+    cc.arg(source);
+    cc
+}
+
+/// The same without a file: for `source`'s language.
+fn language(source: &Path, headers: &Path) -> Command {
     let cpp = source.extension().is_some_and(|e| e == "cpp");
     let mut cc = if cpp { Command::new("c++") } else { Command::new("cc") };
     cc.arg(if cpp { "-std=c++17" } else { "-std=c11" });
     cc.args(["-D_GNU_SOURCE", "-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]);
-    cc.arg(headers).arg(source);
+    cc.arg(headers);
     cc
 }
 
@@ -131,6 +148,13 @@ impl Program {
         let dir = scratch(&format!("{file}-{link:?}-{}", args.join("-").replace(['/', '{', '}'], "")));
         let exe = dir.join("program");
         let mut cc = compiler(&source, headers);
+        if watch().sanitizer().is_some() {
+            let object = dir.join("program.o");
+            cc.args(watch().compile_flags()).args(["-fPIE", "-c", "-o"]).arg(&object);
+            compile(cc, file);
+            cc = language(&source, headers);
+            cc.arg(object);
+        }
         match link {
             Link::Static => {
                 cc.arg(&lib.archive).args(STATIC_NEEDS);
@@ -145,7 +169,7 @@ impl Program {
                 cc.arg("-ldl");
             }
         }
-        cc.arg("-o").arg(&exe);
+        cc.args(watch().link_flags()).arg("-o").arg(&exe);
         compile(cc, file);
         let shown = format!("{file} ({link:?}, {args:?})");
         let text = lib.shared.display().to_string();
@@ -153,10 +177,15 @@ impl Program {
         Program { exe, args, dir, shown }
     }
 
-    /// What it wrote, or, unless it ended with 0 within `bound`, what went wrong with it.
+    /// What it wrote, or, unless it ended with 0 within `bound` (unwatched) and a watcher found nothing, what went wrong.
     pub fn output(&self, bound: Duration) -> Result<String, String> {
-        let mut command = Command::new(&self.exe);
-        run_bounded(command.args(&self.args).current_dir(&self.dir), &self.dir.join("output"), &self.shown, bound)
+        let mut command = watch().command(self.exe.clone());
+        command.args(&self.args).current_dir(&self.dir);
+        let output = run_bounded(&mut command, &self.dir.join("output"), &self.shown, watch().bound(bound))?;
+        match watch().finding(&output) {
+            Some(finding) => Err(format!("{}: {:?} found: {finding}\n{output}", self.shown, watch())),
+            None => Ok(output),
+        }
     }
 }
 

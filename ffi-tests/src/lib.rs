@@ -2,6 +2,7 @@
 //! header itself (`tests/header.rs`), and what the shared library exports (`tests/symbols.rs`).
 pub mod build;
 pub mod header;
+pub mod watch;
 
 /// `atropos.h` and `atropos_trace.h` as bindgen reads them; its layout assertions are part of this module.
 #[allow(non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code)]

@@ -1,6 +1,7 @@
 //! Runs the C and C++ programs of `c/`, each linked to the static and to the shared library.
-use atropos_ffi_tests::build::{root, run, Link};
-use std::{collections::BTreeSet, fs};
+use atropos_ffi_tests::build::{root, run, Link, Program};
+use atropos_ffi_tests::watch::{watch, Watch};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 /// One module per line: `name: file [arguments]`.
 macro_rules! programs {
@@ -61,6 +62,26 @@ fn dlopen_and_dlclose_with_live_threads() {
     run("dlopen.c", Link::None, &["{lib}"]);
 }
 
+/// A watcher that finds nothing anywhere might not look: the library itself is made to do what it must find.
+#[test]
+fn linked_static_watchers_find_what_is_planted() {
+    let planted = match watch() {
+        Watch::None => "nothing",
+        Watch::Address | Watch::Memcheck => "freed",
+        Watch::Thread => "race",
+    };
+    let program = Program::build(&root().join("include"), "planted.c", Link::Static, &[planted]);
+    let done = program.output(Duration::from_secs(90));
+    match watch() {
+        Watch::None => assert!(done.is_ok(), "{done:?}"),
+        watch => {
+            let why = done.expect_err("the planted fault must be found");
+            let in_library = watch.finding(&why).is_some() && why.contains("atropos_last_error");
+            assert!(in_library, "it failed, but not by a finding in the library: {why}");
+        }
+    }
+}
+
 #[test]
 fn every_program_is_run() {
     let there = fs::read_dir(root().join("ffi-tests/c")).expect("ffi-tests/c exists");
@@ -68,6 +89,6 @@ fn every_program_is_run() {
         .map(|e| e.expect("readable").file_name().into_string().expect("ASCII"))
         .filter(|n| !n.ends_with(".h") && !n.starts_with("fault_")) // those are in faults.rs
         .collect();
-    let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c"]).map(|s| s.to_string()).collect();
+    let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c", "planted.c"]).map(|s| s.to_string()).collect();
     assert_eq!(there, run, "left: the files of c/; right: those listed here");
 }

@@ -1,7 +1,7 @@
 //! Agents: what runs cancel actions inside the process that owns the task, when the controller leads elsewhere.
 
 use super::action::{self, Level};
-use crate::error::{Code, Error, Result};
+use crate::error::Code;
 use crate::primitive::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -10,54 +10,7 @@ use crate::region::layout::Agent;
 use crate::region::owner::ProcessId;
 use crate::region::{futex_wake_all, Region};
 
-fn word_of(pid: u32) -> u64 {
-    (pid as u64) << 1 | 1
-}
-
-impl Agent {
-    /// Frees the place if its word still is `word`.
-    pub fn free(&self, word: u64) {
-        // Before the word: the next owner must not be taken for dead by its predecessor's start time.
-        self.start_ticks.store(0, Relaxed);
-        let _ = self.word.compare_exchange(word, 0, AcqRel, Relaxed);
-    }
-}
-
 impl Region {
-    /// This process's agent entry, if it has one.
-    pub fn agent_of(&self, pid: u32) -> Option<&Agent> {
-        self.header().agents.iter().find(|a| a.word.load(Acquire) == word_of(pid))
-    }
-
-    /// Registers this process as one that runs actions for its own tasks.
-    pub fn register_agent(&self, me: ProcessId) -> Result<&Agent> {
-        if let Some(agent) = self.agent_of(me.pid) {
-            return Ok(agent);
-        }
-        for agent in &self.header().agents {
-            if agent.word.load(Relaxed) == 0 && agent.word.compare_exchange(0, word_of(me.pid), AcqRel, Relaxed).is_ok()
-            {
-                agent.start_ticks.store(me.start_ticks, Release);
-                return Ok(agent);
-            }
-        }
-        self.header().counters.agents_refused.fetch_add(1, Relaxed);
-        Err(Error::new(
-            Code::Full,
-            format!(
-                "all {} agent places are taken: actions of this process run only if the controller leads here",
-                self.header().agents.len()
-            ),
-        ))
-    }
-
-    /// This process runs no actions any more.
-    pub fn leave_agent(&self, me: ProcessId) {
-        if let Some(agent) = self.agent_of(me.pid) {
-            agent.free(word_of(me.pid));
-        }
-    }
-
     /// Wakes the agent of process `pid`; false if it has none.
     pub fn ring(&self, pid: u32) -> bool {
         let Some(agent) = self.agent_of(pid) else {

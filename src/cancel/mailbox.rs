@@ -6,7 +6,7 @@
 //! confirms the requests it finds.
 
 use crate::primitive::Ordering::{Acquire, Relaxed, Release};
-use crate::region::layout::{Lease, Mailbox, TaskSlot};
+use crate::region::layout::{Lease, Mailbox, TaskSlot, REASON_WORDS};
 use crate::region::text;
 
 /// What the controller asks for.
@@ -23,6 +23,16 @@ pub struct Request {
     pub reason: String,
 }
 
+/// A number that other contents hardly have (FNV-1a, over words instead of bytes). The counter of the mailbox tells
+/// writes apart from reads, not a deposed leader's late write from its successor's; this does.
+fn seal(r: &Request, reason: &str) -> u64 {
+    let numbers = [r.scope, r.decision_id, r.instance, r.held_ns, r.victims as u64];
+    let small = (r.resource as u64) << 32 | r.rung as u64;
+    let words = reason.as_bytes().chunks(8).map(|part| part.iter().fold(0, |word, &byte| word << 8 | byte as u64));
+    let all = numbers.into_iter().chain([small]).chain(words);
+    all.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29))
+}
+
 impl Mailbox {
     /// By the leader of `term` only.
     pub fn post(&self, request: &Request, term: u32) {
@@ -37,6 +47,9 @@ impl Mailbox {
             self.victims.store(request.victims, Relaxed);
             self.term.store(term, Relaxed);
             text::store_words(&self.reason, &request.reason);
+            // As it will be read.
+            let kept = text::cut(&request.reason, REASON_WORDS * 8 - 1).split('\0').next().unwrap_or_default();
+            self.seal.store(seal(request, kept), Relaxed);
         });
         self.scope.store(request.scope, Release);
     }
@@ -60,17 +73,28 @@ impl Mailbox {
         let _ = self.scope.compare_exchange(scope, 0, Release, Relaxed);
     }
 
+    /// The request for `scope`; None = it was written all the time, or two leaders' posts have mixed.
     fn read(&self, scope: u64) -> Option<Request> {
-        self.seq.read(64, || Request {
-            scope,
-            decision_id: self.decision_id.load(Relaxed),
-            rung: self.rung.load(Relaxed),
-            resource: self.resource.load(Relaxed),
-            instance: self.instance.load(Relaxed),
-            held_ns: self.held_ns.load(Relaxed),
-            victims: self.victims.load(Relaxed),
-            reason: text::load_words(&self.reason),
-        })
+        let (request, sealed) = self.seq.read(64, || {
+            let request = Request {
+                scope,
+                decision_id: self.decision_id.load(Relaxed),
+                rung: self.rung.load(Relaxed),
+                resource: self.resource.load(Relaxed),
+                instance: self.instance.load(Relaxed),
+                held_ns: self.held_ns.load(Relaxed),
+                victims: self.victims.load(Relaxed),
+                reason: text::load_words(&self.reason),
+            };
+            (request, self.seal.load(Relaxed))
+        })?;
+        (seal(&request, &request.reason) == sealed).then_some(request)
+    }
+
+    /// Does `request` of leader `term` stand, whole? Else it is to be posted again.
+    pub fn has(&self, request: &Request, term: u32) -> bool {
+        self.stands(request.scope, || term)
+            && self.read(request.scope).is_some_and(|r| (r.decision_id, r.rung) == (request.decision_id, request.rung))
     }
 }
 
@@ -133,6 +157,25 @@ mod tests {
         slot.mailbox.post(&request, second);
         assert!(slot.cancel_requested(lease));
     }
+
+    #[test]
+    fn a_mixture_of_two_requests_does_not_stand() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let t = r.begin_task(ProcessId::current(), 1, 0).unwrap();
+        let (slot, lease) = (r.task(t).unwrap(), &r.header().lease);
+        let reason = "a reason that is too long for the mailbox, ".repeat(9) + "and has a\0 in it";
+        let request =
+            Request { scope: slot.scope.load(Relaxed), decision_id: 7, rung: 1, reason, ..Default::default() };
+        slot.mailbox.post(&request, 0);
+        assert!(slot.standing_request(lease).is_some() && slot.mailbox.has(&request, 0));
+        assert!(!slot.mailbox.has(&Request { rung: 2, ..request.clone() }, 0));
+        slot.mailbox.rung.store(2, Relaxed);
+        assert!(
+            slot.standing_request(lease).is_none() && !slot.mailbox.has(&Request { rung: 2, ..request.clone() }, 0)
+        );
+        slot.mailbox.post(&Request { reason: "short\0 and no more".into(), ..request }, 0);
+        assert_eq!(slot.standing_request(lease).unwrap().reason, "short");
+    }
 }
 
 #[cfg(all(test, loom))]
@@ -140,26 +183,85 @@ mod loom_tests {
     use super::*;
     use loom::sync::Arc;
 
+    fn request(n: u64) -> Request {
+        Request { scope: n, decision_id: n, held_ns: n, rung: 1, reason: n.to_string(), ..Request::default() }
+    }
+
+    /// A lease in its first term.
+    fn led() -> Lease {
+        let lease = Lease::default();
+        lease.word.store(1 << 32 | 1, Relaxed);
+        lease
+    }
+
+    fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(run);
+    }
+
     /// While the leader posts for scope 1 and then for scope 2, an owner that finds its scope 2 in the mailbox before and
     /// after reading got request 2 whole, never a mixture.
     #[test]
     fn a_scope_never_reads_anothers_request() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(2);
-        model.check(|| {
-            let mailbox = Arc::new(Mailbox::default());
-            let request = |n: u64| Request { scope: n, decision_id: n, held_ns: n, ..Request::default() };
+        model(2, || {
+            let (slot, lease) = (Arc::new(TaskSlot::default()), led());
+            slot.scope.store(2, Relaxed);
             let leader = {
-                let mailbox = mailbox.clone();
-                loom::thread::spawn(move || (1..=2).for_each(|n| mailbox.post(&request(n), 1)))
+                let slot = slot.clone();
+                loom::thread::spawn(move || (1..=2).for_each(|n| slot.mailbox.post(&request(n), 1)))
             };
-            if mailbox.scope.load(Acquire) == 2 {
-                let read = mailbox.read(2);
-                if mailbox.scope.load(Acquire) == 2 {
-                    assert_eq!(read, Some(request(2)));
-                }
+            if let Some(read) = slot.standing_request(&lease) {
+                assert_eq!(read, request(2));
             }
             leader.join().unwrap();
+            assert_eq!(
+                slot.standing_request(&lease),
+                Some(request(2)),
+                "a request that was posted is found in the end"
+            );
+        });
+    }
+
+    /// The owner goes on to its next scope while the leader posts for the present one and takes it back.
+    #[test]
+    fn a_request_never_stands_for_a_later_scope() {
+        model(3, || {
+            let (slot, lease) = (Arc::new(TaskSlot::default()), led());
+            slot.open_request(1);
+            let leader = {
+                let slot = slot.clone();
+                loom::thread::spawn(move || {
+                    slot.mailbox.post(&request(1), 1);
+                    slot.mailbox.withdraw(1);
+                })
+            };
+            if let Some(read) = slot.standing_request(&lease) {
+                assert_eq!(read, request(1));
+            }
+            slot.open_request(2);
+            assert!(!slot.cancel_requested(&lease) && slot.standing_request(&lease).is_none());
+            leader.join().unwrap();
+            assert!(!slot.cancel_requested(&lease) && slot.mailbox.scope.load(Relaxed) == 0);
+        });
+    }
+
+    /// A leader that was suspended while it posted goes on while its successor posts for the same scope: the owner finds the
+    /// request of one of them, or none (the successor repeats it), never a mixture.
+    #[test]
+    fn a_deposed_leaders_late_post_never_mixes_with_its_successors() {
+        model(2, || {
+            let (slot, lease) = (Arc::new(TaskSlot::default()), led());
+            lease.word.store(2 << 32 | 1, Relaxed);
+            slot.scope.store(9, Relaxed);
+            let by = |term: u32| Request { scope: 9, ..request(term as u64) };
+            let old = slot.clone();
+            let old = loom::thread::spawn(move || old.mailbox.post(&by(1), 1));
+            slot.mailbox.post(&by(2), 2);
+            old.join().unwrap();
+            if let Some(read) = slot.standing_request(&lease) {
+                assert!(read == by(1) || read == by(2), "{read:?}");
+            }
         });
     }
 }

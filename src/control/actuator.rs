@@ -1,5 +1,6 @@
 //! Telling a task to stop: the mailbox first, then the host's action, where it may run.
 
+use super::collect::family_head;
 use crate::cancel::action::{self, Level, CANCEL, TERMINATE};
 use crate::cancel::mailbox::Request;
 use crate::primitive::Ordering::{Acquire, Relaxed};
@@ -15,8 +16,12 @@ pub fn deliver(region: &Region, leader: Leader, task: u64, request: &Request) {
     };
     tell(region, leader, task, slot, request);
     for (child, slot) in region.live_tasks() {
-        if child != task && slot.parent.load(Relaxed) != 0 && super::collect::family_head(region, child) == task {
-            let request = Request { scope: slot.scope.load(Acquire), ..request.clone() };
+        // Read before it is known whose it is: a child that ends meanwhile leaves its slot to somebody else, whose scope,
+        // read afterwards, would be cancelled for the child's.
+        let scope = slot.scope.load(Acquire);
+        let belongs = child != task && slot.parent.load(Relaxed) != 0 && family_head(region, child) == task;
+        if belongs && region.task(child).is_some() {
+            let request = Request { scope, ..request.clone() };
             tell(region, leader, child, slot, &request);
         }
     }
@@ -24,7 +29,7 @@ pub fn deliver(region: &Region, leader: Leader, task: u64, request: &Request) {
 
 fn tell(region: &Region, leader: Leader, task: u64, slot: &TaskSlot, request: &Request) {
     let me = leader.me;
-    if !slot.mailbox.stands(request.scope, || leader.term) || slot.mailbox.rung.load(Relaxed) != request.rung {
+    if !slot.mailbox.has(request, leader.term) {
         slot.mailbox.post(request, leader.term);
     }
     let callback = if request.rung >= 2 { &TERMINATE } else { &CANCEL };

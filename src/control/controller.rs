@@ -623,16 +623,17 @@ fn in_words(pick: &Pick, resources: &[ResourceEstimate], words: &str) -> String 
 }
 
 /// What estimator and policy were given.
-fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyParams, budget: usize) -> String {
+/// What a replay needs, to the last bit: a threshold rounded for people may choose otherwise.
+pub fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyParams, budget: usize) -> String {
     let durations =
         estimator.class_duration_ns.iter().fold(Json::object(), |j, (class, ns)| j.int(&class.to_string(), *ns));
     Json::object()
-        .float("contention_threshold", policy.contention_threshold)
-        .float("min_relief", policy.min_relief)
+        .exact("contention_threshold", policy.contention_threshold)
+        .exact("min_relief", policy.min_relief)
         .int("min_gain_ns", policy.min_gain_ns)
         .int("min_idle_ns", policy.min_idle_ns)
         .int("min_occupation_ns", policy.min_occupation_ns)
-        .float("near_tie", policy.near_tie)
+        .exact("near_tie", policy.near_tie)
         .raw("class_duration_ns", &durations.end())
         .int("budget", budget as u64)
         .raw("window", &crate::report::window::json(window))

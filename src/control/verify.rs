@@ -106,8 +106,10 @@ impl Pending {
             self.overdue = now_ns.saturating_sub(acknowledged_ns) > verify_ns;
             return Verdict::Wait;
         }
+        // Not in the middle of what must not be stopped (a commit): what is due then waits until that is over.
+        let blocked = region.task(task).is_some_and(|s| s.flags.load(Relaxed) & FLAG_UNCANCELLABLE != 0);
         if now_ns.saturating_sub(self.rung_since_ns) > verify_ns {
-            if self.request.rung == 1 && actuator::can_terminate(region, leader.me, task) {
+            if self.request.rung == 1 && !blocked && actuator::can_terminate(region, leader.me, task) {
                 self.request.rung = 2;
                 self.rung_since_ns = now_ns;
                 self.decision.rung = 2;
@@ -126,7 +128,6 @@ impl Pending {
             }
         }
         if now_ns >= self.next_repeat_ns {
-            let blocked = region.task(task).is_some_and(|s| s.flags.load(Relaxed) & FLAG_UNCANCELLABLE != 0);
             self.repeat_ns = (self.repeat_ns * 2).min(LONGEST_REPEAT_NS);
             self.next_repeat_ns = now_ns.saturating_add(self.repeat_ns);
             if !blocked {

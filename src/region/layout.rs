@@ -13,15 +13,23 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"atroposR");
 /// Raised with every change of this file that moves a field.
 pub const LAYOUT_VERSION: u32 = 3;
 
-pub const MAX_RESOURCES: usize = 32;
-pub const MAX_CLASSES: usize = 16;
+/// For loom, which keeps and explores every atomic, a small table shows what a large one does.
+const fn sized(real: usize, model: usize) -> usize {
+    if cfg!(loom) {
+        model
+    } else {
+        real
+    }
+}
+
+pub const MAX_RESOURCES: usize = sized(32, 3);
+pub const MAX_CLASSES: usize = sized(16, 1);
 /// Completions of one class are counted in this many places, so that cores do not share a line.
-pub const SHARDS: usize = 8;
-pub const MAX_AGENTS: usize = 256;
-pub const NAME_BYTES: usize = 32;
-pub const LABEL_WORDS: usize = 6;
-/// loom explores every store: one word shows it as much as twenty.
-pub const REASON_WORDS: usize = if cfg!(loom) { 1 } else { 20 };
+pub const SHARDS: usize = sized(8, 1);
+pub const MAX_AGENTS: usize = sized(256, 2);
+pub const NAME_BYTES: usize = sized(32, 3);
+pub const LABEL_WORDS: usize = sized(6, 1);
+pub const REASON_WORDS: usize = sized(20, 1);
 /// About a millisecond: the unit in which a holding remembers how long its worker had waited before.
 pub const WAITED_SHIFT: u32 = 20;
 /// A worker's `waited_ns` as holdings and units of work note it: in units of 2^WAITED_SHIFT ns, modulo 2^32.
@@ -30,11 +38,12 @@ pub const fn waited_mark(waited_ns: u64) -> u32 {
     (waited_ns >> WAITED_SHIFT) as u32
 }
 /// Holdings a worker can have at once.
-pub const HOLDINGS: usize = 64;
-pub const DECISIONS: usize = 64;
-pub const DECISION_BYTES: usize = 4096;
+pub const HOLDINGS: usize = sized(64, 8);
+pub const DECISIONS: usize = sized(64, 1);
+pub const DECISION_BYTES: usize = sized(4096, 8);
 
 /// Process-independent identity: a pid alone is reused.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Owner {
     pub pid: AtomicU32,
@@ -44,6 +53,7 @@ pub struct Owner {
 }
 
 /// The same in all versions: a later library must be able to tell whose file it finds.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Identity {
     pub magic: AtomicU64,
@@ -58,6 +68,7 @@ pub struct Identity {
 }
 
 /// Read by every hot call; written by the leader only.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Clock {
     /// The cached time; 0 = hot calls read the precise clock.
@@ -77,6 +88,7 @@ pub struct Clock {
 }
 
 /// The numbers of the configuration, as all processes of the region see them.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Settings {
     pub version: AtomicU64,
@@ -90,7 +102,7 @@ pub struct Settings {
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Lease {
-    /// term << 32 | pid; 0 = nobody.
+    /// term << 32 | pid; pid 0 = nobody.
     pub word: AtomicU64,
     pub heartbeat_ns: AtomicU64,
 }
@@ -98,6 +110,7 @@ pub struct Lease {
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counters of the whole region.
+        #[cfg_attr(loom, derive(Default))]
         #[repr(C, align(64))]
         pub struct Counters { $($(#[$doc])* pub $name: AtomicU64),* }
         impl Counters {
@@ -142,6 +155,7 @@ counters! {
     system_threads_unreadable,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct ResourceEntry {
     /// 0 empty, pid << 2 | 1 claimed, 2 ready.
@@ -158,6 +172,7 @@ pub struct ResourceEntry {
 }
 
 /// A process that runs cancel actions for its own tasks.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Agent {
     /// pid << 1 | 1; 0 = free.
@@ -167,13 +182,15 @@ pub struct Agent {
     pub doorbell: AtomicU32,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct ClassShard {
-    pub buckets: [AtomicU32; BUCKETS],
+    pub buckets: [AtomicU32; sized(BUCKETS, 1)],
 }
 
 /// What the leader has learnt of a class, for its successor; 0 = not yet. Each value is plausible by itself, so a reader
 /// needs no consistent set.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct ClassLearnt {
     pub p99_ns: AtomicU64,
@@ -183,6 +200,7 @@ pub struct ClassLearnt {
 }
 
 /// A recorded decision, as JSON text.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct DecisionEntry {
     pub seq: SeqCount,
@@ -192,6 +210,7 @@ pub struct DecisionEntry {
     pub text: [AtomicU8; DECISION_BYTES],
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct ResourceCell {
     pub wait_ns: AtomicU64,
@@ -201,6 +220,7 @@ pub struct ResourceCell {
 }
 
 /// One thing a worker holds; half a cache line.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct HoldingCell {
     pub instance: AtomicU64,
@@ -216,6 +236,7 @@ pub struct HoldingCell {
 /// Laid out by the cost of a cold call: a host does much between two calls, so each line touched is a cache miss. Whoever
 /// holds one thing at a time touches the first line and one cell; of several things each further one its holding and the
 /// tags; a wait one line more.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Trace {
     pub seq: SeqCount,
@@ -259,10 +280,13 @@ pub struct Mailbox {
     pub victims: AtomicU32,
     /// The leadership that posted it: what a deposed leader posts late does not stand.
     pub term: AtomicU32,
+    /// Over all of the above and the reason: two leaders' posts that mixed do not pass for one.
+    pub seal: AtomicU64,
     pub reason: [AtomicU64; REASON_WORDS],
 }
 
 /// A task. Beginning and ending a request touch the first two lines.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct TaskSlot {
     /// generation << STATE_BITS | state
@@ -301,6 +325,7 @@ pub struct TaskSlot {
     pub trace: Trace,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct WorkerSlot {
     pub state: AtomicU64,
@@ -309,6 +334,7 @@ pub struct WorkerSlot {
     pub trace: Trace,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Header {
     pub identity: Identity,

@@ -6,7 +6,7 @@
 
 use super::layout::Lease;
 use super::owner::ProcessId;
-use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed};
 
 /// Who acts, and by which leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Lease {
             return Role::Leader;
         }
         *term = 0;
-        if word != 0 {
+        if word as u32 != 0 {
             let beat = self.heartbeat_ns.load(Acquire);
             let leader = ProcessId { pid: word as u32, start_ticks: 0 };
             // The same process, another controller object (a restart within the process): its lease must run out too.
@@ -65,10 +65,12 @@ impl Lease {
         term != 0 && self.word.load(Acquire) == (term as u64) << 32 | me.pid as u64
     }
 
-    /// Gives it up, so that a candidate need not wait.
+    /// Gives it up, so that a candidate need not wait. The term stays, for the next one's to differ.
     pub fn resign(&self, me: ProcessId, term: u32) {
-        if self.holds(me, term) {
-            self.heartbeat_ns.store(0, Release);
+        if term != 0 {
+            let mine = (term as u64) << 32 | me.pid as u64;
+            // By compare-and-swap: who has been replaced meanwhile takes nothing from its successor.
+            let _ = self.word.compare_exchange(mine, (term as u64) << 32, AcqRel, Relaxed);
         }
     }
 
@@ -77,6 +79,7 @@ impl Lease {
         (self.word.load(Acquire) >> 32) as u32
     }
 
+    /// 0 = nobody.
     pub fn leader_pid(&self) -> u32 {
         self.word.load(Relaxed) as u32
     }
@@ -149,25 +152,87 @@ mod loom_tests {
     use super::*;
     use loom::sync::Arc;
 
-    /// Of two candidates for a free lease exactly one leads, and it can tell.
-    #[test]
-    fn one_of_two_candidates_leads() {
-        loom::model(|| {
+    // Processes that exist, for a leader whose process is gone is replaced at once.
+    const OLD: u32 = 1;
+    const LATE: u64 = 1000 * HEARTBEAT_NS;
+
+    fn contend(lease: &Lease, pid: u32, term: &mut u32, now_ns: u64) -> Role {
+        let role = lease.contend(ProcessId { pid, start_ticks: 1 }, term, now_ns);
+        assert_eq!(role == Role::Follower, *term == 0);
+        role
+    }
+
+    fn holds(lease: &Lease, pid: u32, term: u32) -> bool {
+        lease.holds(ProcessId { pid, start_ticks: 1 }, term)
+    }
+
+    /// One by one, two candidates contend for what `before` left, long after: exactly one leads, and goes on to.
+    fn one_of_two_leads(before: fn(&Lease)) {
+        loom::model(move || {
             let lease = Arc::new(Lease::default());
-            let contend = |lease: Arc<Lease>, pid: u32| {
-                let me = ProcessId { pid, start_ticks: 1 };
-                let mut term = 0;
-                let leads = lease.contend(me, &mut term, 1) == Role::NewLeader;
-                assert_eq!(leads, term != 0);
-                leads
-            };
-            // Both pids must exist, for a leader whose process is gone is replaced at once.
-            let pid = std::process::id();
+            before(&lease);
+            let (mine, theirs) = (std::process::id(), OLD);
             let other = lease.clone();
-            let thread = loom::thread::spawn(move || contend(other, pid));
-            let mine = contend(lease, 1);
-            let theirs = thread.join().unwrap();
-            assert!(mine ^ theirs);
+            let thread = loom::thread::spawn(move || {
+                let mut term = 0;
+                (contend(&other, theirs, &mut term, LATE), term)
+            });
+            let mut term = 0;
+            let role = contend(&lease, mine, &mut term, LATE + 1);
+            let (their_role, their_term) = thread.join().unwrap();
+            assert!((role == Role::NewLeader) ^ (their_role == Role::NewLeader));
+            assert!(holds(&lease, mine, term) ^ holds(&lease, theirs, their_term));
         });
+    }
+
+    #[test]
+    fn of_two_candidates_for_a_free_lease_one_leads() {
+        one_of_two_leads(|_| ());
+    }
+
+    #[test]
+    fn of_two_candidates_for_a_lease_run_out_one_leads() {
+        one_of_two_leads(|lease| assert_eq!(contend(lease, OLD, &mut 0, 1), Role::NewLeader));
+    }
+
+    #[test]
+    fn of_two_candidates_for_a_lease_given_up_one_leads() {
+        one_of_two_leads(|lease| {
+            let mut term = 0;
+            contend(lease, OLD, &mut term, LATE);
+            lease.resign(ProcessId { pid: OLD, start_ticks: 1 }, term);
+        });
+    }
+
+    /// A leader that slept wakes and renews, or gives up, just while it is replaced: never do both hold the lease, and
+    /// whatever the old one did last, the new one keeps it.
+    #[test]
+    fn a_sleeper_takes_nothing_from_its_successor() {
+        for resigns in [false, true] {
+            loom::model(move || {
+                let lease = Arc::new(Lease::default());
+                let (mut old_term, mut term) = (0, 0);
+                assert_eq!(contend(&lease, OLD, &mut old_term, 1), Role::NewLeader);
+                let other = lease.clone();
+                let thread = loom::thread::spawn(move || {
+                    if resigns {
+                        other.resign(ProcessId { pid: OLD, start_ticks: 1 }, old_term);
+                    } else {
+                        contend(&other, OLD, &mut old_term, LATE);
+                    }
+                    holds(&other, OLD, old_term)
+                });
+                let me = std::process::id();
+                let leads = contend(&lease, me, &mut term, LATE) == Role::NewLeader;
+                let sleeper_holds = thread.join().unwrap();
+                if leads {
+                    assert!(holds(&lease, me, term));
+                    assert_eq!(contend(&lease, OLD, &mut 0, LATE + 1), Role::Follower);
+                } else {
+                    // The sleeper renewed first, or gave up meanwhile: then the next attempt succeeds.
+                    assert!(sleeper_holds || contend(&lease, me, &mut term, LATE) == Role::NewLeader);
+                }
+            });
+        }
     }
 }

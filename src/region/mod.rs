@@ -1,9 +1,12 @@
 //! The memory all processes of a host share: creation, attachment, and typed access to it.
 
+pub mod agents;
 pub mod clock;
 pub mod layout;
 pub mod learnt;
 pub mod lease;
+#[cfg(loom)]
+mod model;
 pub mod owner;
 pub mod resources;
 pub mod seqcount;
@@ -324,6 +327,7 @@ impl Region {
     }
 }
 
+#[cfg(not(loom))]
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever hands out references that outlive `self` leaks it first.

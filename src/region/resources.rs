@@ -185,3 +185,48 @@ mod tests {
         assert_eq!((names.len(), r.header().registered().count()), (20, 20));
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::region::Region;
+    use loom::sync::Arc;
+
+    fn register_both(first: &'static str, second: &'static str, before: fn(&Region)) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let r = Arc::new(Region::model(1, 1));
+            before(&r);
+            let other = r.clone();
+            let thread = loom::thread::spawn(move || other.header().register(second, ResourceKind::Queue).unwrap());
+            let mine = r.header().register(first, ResourceKind::Queue).unwrap();
+            // Whoever sees an entry sees its name.
+            for (id, entry) in r.header().registered() {
+                assert_eq!(
+                    (entry.name().as_str(), entry.kind()),
+                    (if id == mine { first } else { second }, Some(ResourceKind::Queue))
+                );
+            }
+            let theirs = thread.join().unwrap();
+            assert_eq!(mine == theirs, first == second);
+            assert_eq!(r.header().registered().count(), if first == second { 1 } else { 2 });
+        });
+    }
+
+    #[test]
+    fn one_name_registered_twice_at_once_gets_one_number() {
+        register_both("a", "a", |_| ());
+    }
+
+    #[test]
+    fn two_names_registered_at_once_get_two_numbers() {
+        register_both("a", "b", |_| ());
+    }
+
+    /// The first entry's claimer died half-way: one of the two takes it over.
+    #[test]
+    fn a_dead_claimers_entry_is_taken_over_once() {
+        register_both("a", "a", |r| r.header().resources[1].state.store(claimed_by(u32::MAX >> 2), Relaxed));
+    }
+}

@@ -53,6 +53,11 @@ impl Json {
         self.raw(name, &number(value))
     }
 
+    /// As many digits as tell it from every other number, for what is read back.
+    pub fn exact(self, name: &str, value: f64) -> Json {
+        self.raw(name, &if value.is_finite() { format!("{value:?}") } else { "null".into() })
+    }
+
     pub fn bool(self, name: &str, value: bool) -> Json {
         self.raw(name, if value { "true" } else { "false" })
     }
@@ -111,12 +116,14 @@ mod tests {
             .int("b", -3)
             .float("c", 0.25)
             .float("d", f64::NAN)
+            .exact("x", 0.1 + 0.2)
+            .exact("y", 1e300)
             .bool("e", true)
             .raw("f", &inner)
             .end();
         assert_eq!(
             text,
-            "{\"a\":\"say \\\"hi\\\"\\\\\\n\\u0001ü\",\"b\":-3,\"c\":0.25,\"d\":null,\"e\":true,\"f\":[1,null]}"
+            "{\"a\":\"say \\\"hi\\\"\\\\\\n\\u0001ü\",\"b\":-3,\"c\":0.25,\"d\":null,\"x\":0.30000000000000004,\"y\":1e300,\"e\":true,\"f\":[1,null]}"
         );
         assert_eq!(Json::object().end(), "{}");
         assert_eq!((number(3.0), number(0.0)), ("3".into(), "0".into()));

@@ -4,7 +4,7 @@ use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::{waited_mark, Trace, MAX_RESOURCES, WAITED_SHIFT};
 
 /// A writer that is still at it after so many looks was descheduled half-way.
-const LOOKS: u32 = 16;
+const LOOKS: u32 = if cfg!(loom) { 2 } else { 16 };
 
 /// A wait that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

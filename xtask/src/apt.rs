@@ -15,9 +15,9 @@ pub const LOAD_POSTGRESQL: &[&str] = &["sysbench"];
 pub const LOAD_MYSQL: &[&str] = &["sysbench", "percona-toolkit"];
 pub const LOAD_HTTPD: &[&str] = &["wrk", "libapache2-mod-qos"];
 /// What the library's own tests need: C and C++ compilers, libclang for bindgen, the demo's SQLite, cmake and
-/// pkg-config for the installed package.
+/// pkg-config for the installed package, valgrind to watch the C programs.
 pub const TEST: &[&str] =
-    &["gcc", "g++", "libc6-dev", "binutils", "libclang-dev", "libsqlite3-dev", "cmake", "pkg-config"];
+    &["gcc", "g++", "libc6-dev", "binutils", "libclang-dev", "libsqlite3-dev", "cmake", "pkg-config", "valgrind"];
 
 /// Installs those of `packages` that are missing (as root), or says which command does it.
 pub fn ensure(packages: &[&str]) -> Result<()> {

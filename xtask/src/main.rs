@@ -10,6 +10,7 @@ mod install;
 mod patches;
 mod progress;
 mod report;
+mod sanitize;
 mod server;
 mod source;
 mod stamp;
@@ -46,6 +47,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Run the fault scenarios (processes killed, stopped, forked, out of room) often, or for long: `faults --times 50`
     Faults(faults::FaultsArgs),
+    /// Run the C programs, and with --long the library's own tests too, under a sanitizer or valgrind
+    Sanitize(sanitize::SanitizeArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),
     /// Install the Debian packages that building and testing need
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args).map(success),
         Task::Bench(args) => bench::bench(&args).map(success),
         Task::Faults(args) => faults::faults(&args).map(success),
+        Task::Sanitize(args) => sanitize::sanitize(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
     };

@@ -2,7 +2,7 @@
 
 use crate::progress::{self, clock, Ended, Step};
 use crate::server::{mysql, Server};
-use crate::{apt, bench, dirs};
+use crate::{apt, bench, dirs, sanitize};
 use anyhow::{bail, Result};
 use std::fs::File;
 use std::path::Path;
@@ -85,11 +85,43 @@ const CHECKS: &[Check] = &[
         unless: always,
     },
     Check {
+        name: "miri",
+        what: "the pure stages in Rust's interpreter, which sees undefined behaviour",
+        command: sanitize::miri,
+        limit_minutes: 20,
+        needs: &[],
+        unless: sanitize::miri_is_missing,
+    },
+    Check {
         name: "ffi",
         what: "C and C++ programs against the public headers, and every fault scenario once",
         command: || cargo(&["test", "-p", "atropos-ffi-tests", "--no-fail-fast"]),
         limit_minutes: 20,
         needs: &[],
+        unless: always,
+    },
+    Check {
+        name: "asan",
+        what: "the C programs and the library under AddressSanitizer (more: cargo xtask sanitize address --long)",
+        command: || own(&["sanitize", "address"]),
+        limit_minutes: 10,
+        needs: &["ffi"],
+        unless: sanitize::runtime_is_missing,
+    },
+    Check {
+        name: "tsan",
+        what: "the same under ThreadSanitizer (more: cargo xtask sanitize thread --long)",
+        command: || own(&["sanitize", "thread"]),
+        limit_minutes: 10,
+        needs: &["ffi"],
+        unless: sanitize::runtime_is_missing,
+    },
+    Check {
+        name: "valgrind",
+        what: "the same under valgrind's memcheck (more: cargo xtask sanitize memcheck --long)",
+        command: || own(&["sanitize", "memcheck"]),
+        limit_minutes: 10,
+        needs: &["ffi"],
         unless: always,
     },
     Check {
@@ -210,6 +242,8 @@ fn loom() -> Result<Command> {
     let mut command = cargo(&["test", "--release", "-p", "atropos", "--lib", "--target-dir"])?;
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     command.env("RUSTFLAGS", format!("{flags} --cfg loom").trim());
+    // The model needs speed, but not the last of it; this halves the build.
+    command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.arg(dirs::target()?.join("loom")).arg("loom_tests");
     Ok(command)
 }

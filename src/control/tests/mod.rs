@@ -1,5 +1,6 @@
 //! The stages after the detector on whole windows: the paper's examples and the cases of the bench, one test each,
 //! and what must hold for any window.
+mod machines;
 mod properties;
 mod scenarios;
 

@@ -94,6 +94,25 @@ prop_compose! {
     }
 }
 
+/// A share, or what a settings file may have made of it.
+fn share() -> impl Strategy<Value = f64> {
+    prop_oneof![8 => 0.0..1.0f64, 1 => Just(0.0), 1 => Just(1.0), 1 => Just(-1.0), 1 => Just(f64::INFINITY), 1 => Just(f64::NAN)]
+}
+
+prop_compose! {
+    fn any_params()(
+        shares in (share(), share(), share()), times in (time(), time(), time()),
+        durations in prop::collection::btree_map(0..2u16, time(), 0..3),
+    ) -> (EstimatorParams, PolicyParams) {
+        let estimator = EstimatorParams { contention_threshold: shares.0, class_duration_ns: durations };
+        let policy = PolicyParams {
+            contention_threshold: shares.0, min_relief: shares.1, near_tie: shares.2, min_gain_ns: times.0,
+            min_occupation_ns: times.1, min_idle_ns: times.2,
+        };
+        (estimator, policy)
+    }
+}
+
 /// The windows must be worth it: enough of them end in a pick, several picks, a queue head, a shared blame.
 #[test]
 fn the_generated_windows_reach_the_interesting_cases() {
@@ -151,6 +170,48 @@ proptest! {
         }
         prop_assert_eq!(c.picks.is_empty(), !c.nobody_because.is_empty());
         prop_assert!(c.rejected.iter().all(|r| c.picks.iter().all(|p| p.task != r.task)));
+    }
+
+    #[test]
+    fn no_setting_makes_a_choice_that_must_not_be(w in any_window(), params in any_params(), budget in 0..6usize) {
+        let e = estimate(&w, &params.0);
+        let c = choose(&e, &w, &params.1, budget);
+        prop_assert!(c.picks.len() <= budget);
+        let mut tasks: Vec<TaskId> = c.picks.iter().map(|p| p.task).collect();
+        for p in &c.picks {
+            let t = w.tasks.iter().find(|t| t.id == p.task).unwrap();
+            prop_assert!(t.cancellable && !t.protected && !t.cancelled && t.scope == p.scope);
+            prop_assert!(p.score.is_finite() && p.gain.is_finite() && p.gain_ns.is_finite(), "{:?}", p);
+            prop_assert!((0.0..=1.0).contains(&p.relief_share));
+        }
+        tasks.sort_unstable();
+        tasks.dedup();
+        prop_assert_eq!(tasks.len(), c.picks.len(), "nobody twice");
+        for x in &e.candidates {
+            prop_assert!((0.0..=1.0).contains(&x.relief_share));
+            prop_assert!(x.uses.iter().all(|u| u.gain.is_finite() && u.gain_ns.is_finite() && u.gain_ns > 0.0), "{:?}", x);
+        }
+        // The same evidence gives the same choice, whenever it is looked at.
+        prop_assert_eq!(choose(&estimate(&w, &params.0), &w, &params.1, budget), c);
+    }
+
+    /// The smallest set: where contention falls, each later pick is needed for it.
+    #[test]
+    fn nobody_is_cancelled_whom_it_does_not_take(w in any_window()) {
+        let (e, c) = decide(&w, 32);
+        let p = PolicyParams { min_relief: 0.05, ..PolicyParams::default() };
+        let over = |level: f64| level > 0.0 && level >= p.contention_threshold;
+        if c.picks.len() > 1 && !c.levels_after.iter().copied().any(over) {
+            let set: Vec<u32> = c.picks.iter().map(|x| e.candidate(x.task).unwrap().index as u32).collect();
+            for i in 1..set.len() {
+                let without: Vec<u32> = set.iter().copied().filter(|&t| t != set[i]).collect();
+                let freed_ns = e.joint_relief(&without, &mut e.scratch()).freed_ns;
+                let stays = e.resources.iter().zip(&freed_ns).any(|(r, &freed)| {
+                    over(r.level * (1.0 - if r.lost_ns == 0 { 0.0 } else { (freed as f64 / r.lost_ns as f64).min(1.0) }))
+                });
+                prop_assert!(stays || e.relief_share(&freed_ns) < p.min_relief, "task {} too many", c.picks[i].task);
+            }
+        }
     }
 
     #[test]

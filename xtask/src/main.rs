@@ -7,6 +7,7 @@ mod demo;
 mod dirs;
 mod faults;
 mod install;
+mod instructions;
 mod patches;
 mod progress;
 mod report;
@@ -46,6 +47,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Run the fault scenarios (processes killed, stopped, forked, out of room) often, or for long: `faults --times 50`
     Faults(faults::FaultsArgs),
+    /// Count the instructions of the hot calls and of a controller's step, and compare with those recorded
+    Instructions(instructions::InstructionsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),
     /// Install the Debian packages that building and testing need
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args).map(success),
         Task::Bench(args) => bench::bench(&args).map(success),
         Task::Faults(args) => faults::faults(&args).map(success),
+        Task::Instructions(args) => instructions::run(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
     };

@@ -93,6 +93,14 @@ const CHECKS: &[Check] = &[
         unless: always,
     },
     Check {
+        name: "instructions",
+        what: "instructions of the hot calls and of a controller's step, against those recorded",
+        command: || own(&["instructions"]),
+        limit_minutes: 10,
+        needs: &[],
+        unless: always,
+    },
+    Check {
         name: "install",
         what: "installed package, used through CMake and pkg-config",
         command: install,
@@ -186,7 +194,7 @@ const CHECKS: &[Check] = &[
 pub fn setup() -> Result<()> {
     let recipes = Server::ALL.map(|server| server.recipe().packages).concat();
     let loads = [apt::LOAD_POSTGRESQL, apt::LOAD_MYSQL, apt::LOAD_HTTPD].concat();
-    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, &recipes, &loads].concat();
+    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, apt::COUNT, &recipes, &loads].concat();
     packages.sort_unstable();
     packages.dedup();
     apt::ensure(&packages)?;

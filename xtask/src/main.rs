@@ -47,7 +47,7 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Run the fault scenarios (processes killed, stopped, forked, out of room) often, or for long: `faults --times 50`
     Faults(faults::FaultsArgs),
-    /// Count the instructions of the hot calls and of a controller's step, and compare with those recorded
+    /// Count the instructions of the hot calls, and compare with those recorded
     Instructions(instructions::InstructionsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),

@@ -45,6 +45,7 @@ programs! {
     config: "config.c" [];
     region_file: "region_file.c" [];
     errno_kept: "errno.c" [];
+    hot_pure: "hot_pure.c" [];
     fork: "fork.c" [];
     restart: "restart.c" [];
     reap: "reap.c" [];
@@ -82,6 +83,12 @@ fn linked_static_watchers_find_what_is_planted() {
     }
 }
 
+/// What the loader does for a library that was there at the start it does not do for one that comes later.
+#[test]
+fn late_threads() {
+    run("late_threads.c", Link::None, &["{lib}"]);
+}
+
 #[test]
 fn every_program_is_run() {
     let there = fs::read_dir(root().join("ffi-tests/c")).expect("ffi-tests/c exists");
@@ -89,6 +96,7 @@ fn every_program_is_run() {
         .map(|e| e.expect("readable").file_name().into_string().expect("ASCII"))
         .filter(|n| !n.ends_with(".h") && !n.starts_with("fault_")) // those are in faults.rs
         .collect();
-    let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c", "planted.c"]).map(|s| s.to_string()).collect();
+    let others = ["dlopen.c", "late_threads.c", "planted.c"];
+    let run: BTreeSet<String> = FILES.iter().chain(&others).map(|s| s.to_string()).collect();
     assert_eq!(there, run, "left: the files of c/; right: those listed here");
 }

@@ -295,12 +295,17 @@ impl Controller {
 
     /// A quarter of a window has passed: look again.
     fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>) {
-        let h = region.header();
         let detailed = self.watching;
         let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
-        if window.length_ns == 0 {
-            return;
+        if window.length_ns > 0 {
+            self.judge(region, &mut window, detailed, log_path);
         }
+        self.collector.reuse(window);
+    }
+
+    /// Detects, and where a window with `detailed` tasks shows an overload, decides and acts.
+    fn judge(&mut self, region: &Region, window: &mut Window, detailed: bool, log_path: Option<&str>) {
+        let (h, now_ns) = (region.header(), window.now_ns);
         h.counters.windows.fetch_add(1, Relaxed);
         let completions = self.collector.completions();
         self.budget.refill(now_ns, completions.saturating_sub(self.completions));
@@ -311,7 +316,7 @@ impl Controller {
             tolerance: self.config.slo_tolerance,
             trigger_windows: self.config.trigger_windows,
         };
-        let signal = self.detector.step(&window, &objective);
+        let signal = self.detector.step(window, &objective);
         self.publish(region, &signal);
         self.watching = signal.watch || self.awaits_effect();
         if self.watching && !detailed {
@@ -338,7 +343,7 @@ impl Controller {
         window.length_ns = self.collector.measured_ns();
         if signal.watch {
             let (mut edges, total) =
-                action::edges(MAX_EDGES, |edge| kind_of(edge, family_head(region, edge.blocker), &window));
+                action::edges(MAX_EDGES, |edge| kind_of(edge, family_head(region, edge.blocker), window));
             if total > MAX_EDGES {
                 h.counters.edges_truncated.fetch_add(1, Relaxed);
             }
@@ -353,7 +358,7 @@ impl Controller {
             contention_threshold: self.config.contention_threshold,
             class_duration_ns: self.detector.class_durations_ns(),
         };
-        let mut estimate = estimate(&window, &params);
+        let mut estimate = estimate(window, &params);
         self.verify(region, now_ns, Some(&estimate), log_path);
         if signal.state != State::Overload {
             self.overloaded = false;
@@ -373,18 +378,17 @@ impl Controller {
             min_occupation_ns: 2 * self.window_ns(),
             ..PolicyParams::default()
         };
-        if ask_host(&estimate, &mut window) {
+        if ask_host(&estimate, window) {
             // Gains hang on progress.
-            estimate = super::estimator::estimate(&window, &params);
+            estimate = super::estimator::estimate(window, &params);
         }
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
-        let choice = choose(&estimate, &window, &policy, budget);
+        let choice = choose(&estimate, window, &policy, budget);
         if !choice.picks.is_empty() && region.reap(false) > 0 {
             return; // of those who died since the last look none is a culprit or a victim: look again without them
         }
-        let replay = (!choice.picks.is_empty()).then(|| replay_json(&window, &params, &policy, budget));
         if !self.overloaded {
             self.overloaded = true;
             self.report_overload(region, now_ns, &choice, &signal);
@@ -392,7 +396,8 @@ impl Controller {
         if choice.picks.is_empty() && enforce && budget == 0 {
             h.counters.cancels_over_budget.fetch_add(1, Relaxed);
         }
-        self.act(region, now_ns, &window, &signal, &estimate, &choice, replay, log_path);
+        let evidence = || replay_json(window, &params, &policy, budget);
+        self.act(region, now_ns, window, &signal, &estimate, &choice, &evidence, log_path);
     }
 
     fn report_overload(&mut self, region: &Region, now_ns: u64, choice: &Choice, signal: &Signal) {
@@ -439,10 +444,12 @@ impl Controller {
         signal: &Signal,
         estimate: &Estimate,
         choice: &Choice,
-        mut replay: Option<String>,
+        evidence: &dyn Fn() -> String,
         log_path: Option<&str>,
     ) {
         let considered = considered(region, window, estimate, choice);
+        // The picks of one choice share it.
+        let mut evidence = Some(evidence);
         for pick in &choice.picks {
             let Some(slot) = region.task(pick.task) else {
                 continue;
@@ -466,8 +473,6 @@ impl Controller {
                 oldest_in_flight_ns: signal.oldest_in_flight_ns,
                 contention: estimate.resources.iter().map(|r| (r.name.clone(), r.level)).collect(),
                 candidates: considered.clone(),
-                // The picks of one choice share their evidence.
-                replay: replay.take(),
                 suspected_after_ms: now_ns.saturating_sub(signal.since_ns) as f64 / 1e6,
                 ..self.blank(region, pick.task, pick.scope, slot, now_ns)
             };
@@ -479,6 +484,7 @@ impl Controller {
                     pick.relief_share * 100.0,
                     pick.gain_ns / 1e9
                 );
+                decision.replay = evidence.take().map(|tell| tell());
                 self.observed = Some((pick.task, pick.scope));
                 region.header().counters.would_cancel.fetch_add(1, Relaxed);
                 region.header().counters.decisions.fetch_add(1, Relaxed);
@@ -500,7 +506,7 @@ impl Controller {
                 victims: pick.waiting() as u32,
                 reason,
             };
-            self.send(region, now_ns, decision, request, log_path);
+            self.send(region, now_ns, decision, request, evidence.take(), log_path);
         }
     }
 
@@ -555,7 +561,16 @@ impl Controller {
         }
     }
 
-    fn send(&mut self, region: &Region, now_ns: u64, mut decision: Decision, request: Request, log_path: Option<&str>) {
+    /// `evidence`: what the decision was made from, for its replay.
+    fn send(
+        &mut self,
+        region: &Region,
+        now_ns: u64,
+        mut decision: Decision,
+        request: Request,
+        evidence: Option<&dyn Fn() -> String>,
+        log_path: Option<&str>,
+    ) {
         // A leader that was suspended since the tick began must not act for its successor.
         if !region.header().lease.holds(self.me, self.term) {
             return;
@@ -563,7 +578,8 @@ impl Controller {
         actuator::deliver(region, self.leader(), decision.task, &request);
         region.header().counters.decisions.fetch_add(1, Relaxed);
         region.header().counters.cancels_requested.fetch_add(1, Relaxed);
-        // Told first, written down second: the record costs the victims no time.
+        // Told first, written down second: the record costs the victims no time. (Of 1,000 tasks it takes milliseconds.)
+        decision.replay = evidence.map(|tell| tell());
         decision.record(region, &mut self.log, log_path);
         self.pending.push(Pending::new(decision, request, now_ns));
     }
@@ -583,7 +599,7 @@ impl Controller {
             let reason = text::load_words(&slot.manual_reason);
             let decision = Decision { reason: reason.clone(), ..self.blank(region, task, scope, slot, now_ns) };
             let request = Request { scope, decision_id: decision.id, rung: 1, reason, ..Request::default() };
-            self.send(region, now_ns, decision, request, log_path);
+            self.send(region, now_ns, decision, request, None, log_path);
         }
     }
 

@@ -272,9 +272,8 @@ fn p99_with_in_flight(class: &ClassWindow, objective_ns: Option<u64>, fallen: bo
     if stalls {
         // Exact, not by bucket: an age just over the objective must not read as just under it.
         let mut ages = ages.clone();
-        ages.sort_unstable();
         let rank = (ages.len() as f64 * 0.99).ceil() as usize;
-        return ages.get(rank.saturating_sub(1)).copied();
+        return (rank > 0).then(|| *ages.select_nth_unstable(rank - 1).1);
     }
     let mut all = class.latency.clone();
     ages.iter().filter(|&&age| objective_ns.is_some_and(|slo| age > slo)).for_each(|&age| all.record(age));

@@ -7,6 +7,7 @@ mod demo;
 mod dirs;
 mod faults;
 mod install;
+mod instructions;
 mod patches;
 mod progress;
 mod report;
@@ -49,6 +50,8 @@ enum Task {
     Faults(faults::FaultsArgs),
     /// Run the C programs, and with --long the library's own tests too, under a sanitizer or valgrind
     Sanitize(sanitize::SanitizeArgs),
+    /// Count the instructions of the hot calls, and compare with those recorded
+    Instructions(instructions::InstructionsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),
     /// Install the Debian packages that building and testing need
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::bench(&args).map(success),
         Task::Faults(args) => faults::faults(&args).map(success),
         Task::Sanitize(args) => sanitize::sanitize(&args).map(success),
+        Task::Instructions(args) => instructions::run(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
     };

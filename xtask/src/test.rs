@@ -2,7 +2,7 @@
 
 use crate::progress::{self, clock, Ended, Step};
 use crate::server::{mysql, Server};
-use crate::{apt, bench, dirs, sanitize};
+use crate::{apt, bench, dirs, instructions, sanitize};
 use anyhow::{bail, Result};
 use std::fs::File;
 use std::path::Path;
@@ -101,28 +101,12 @@ const CHECKS: &[Check] = &[
         unless: always,
     },
     Check {
-        name: "asan",
-        what: "the C programs and the library under AddressSanitizer (more: cargo xtask sanitize address --long)",
-        command: || own(&["sanitize", "address"]),
+        name: "instructions",
+        what: "instructions of the hot calls, against those recorded",
+        command: || own(&["instructions"]),
         limit_minutes: 10,
-        needs: &["ffi"],
-        unless: sanitize::runtime_is_missing,
-    },
-    Check {
-        name: "tsan",
-        what: "the same under ThreadSanitizer (more: cargo xtask sanitize thread --long)",
-        command: || own(&["sanitize", "thread"]),
-        limit_minutes: 10,
-        needs: &["ffi"],
-        unless: sanitize::runtime_is_missing,
-    },
-    Check {
-        name: "valgrind",
-        what: "the same under valgrind's memcheck (more: cargo xtask sanitize memcheck --long)",
-        command: || own(&["sanitize", "memcheck"]),
-        limit_minutes: 10,
-        needs: &["ffi"],
-        unless: always,
+        needs: &[],
+        unless: instructions::nothing_recorded,
     },
     Check {
         name: "install",
@@ -218,7 +202,7 @@ const CHECKS: &[Check] = &[
 pub fn setup() -> Result<()> {
     let recipes = Server::ALL.map(|server| server.recipe().packages).concat();
     let loads = [apt::LOAD_POSTGRESQL, apt::LOAD_MYSQL, apt::LOAD_HTTPD].concat();
-    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, &recipes, &loads].concat();
+    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, apt::COUNT, &recipes, &loads].concat();
     packages.sort_unstable();
     packages.dedup();
     apt::ensure(&packages)?;

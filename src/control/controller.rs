@@ -101,6 +101,11 @@ impl Controller {
 
     /// One step. `log_path` is where decisions are appended.
     pub fn tick(&mut self, region: &Region, log_path: Option<&str>) -> Role {
+        self.tick_changed(region, log_path, &mut Unchanged)
+    }
+
+    /// One step of an experiment.
+    pub fn tick_changed(&mut self, region: &Region, log_path: Option<&str>, change: &mut dyn Change) -> Role {
         let h = region.header();
         let mut now_ns = region.now_ns();
         let role = h.lease.contend(self.me, &mut self.term, now_ns);
@@ -138,7 +143,7 @@ impl Controller {
         self.verify(region, now_ns, None, log_path);
         if now_ns >= self.next_stride_ns {
             self.next_stride_ns = now_ns.saturating_add(self.window_ns() / STRIDES);
-            self.stride(region, now_ns, log_path);
+            self.stride(region, now_ns, log_path, change);
             self.reap(region, now_ns);
         }
         role
@@ -191,7 +196,7 @@ impl Controller {
                 rung: request.rung,
                 ..self.blank(region, task, request.scope, slot, now_ns)
             };
-            self.pending.push(Pending::new(decision, request, now_ns));
+            self.pending.push(Pending::new(decision, request, now_ns, 0));
         }
     }
 
@@ -294,7 +299,7 @@ impl Controller {
     }
 
     /// A quarter of a window has passed: look again.
-    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>) {
+    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>, change: &mut dyn Change) {
         let h = region.header();
         let detailed = self.watching;
         let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
@@ -306,6 +311,7 @@ impl Controller {
         self.budget.refill(now_ns, completions.saturating_sub(self.completions));
         self.completions = completions;
 
+        change.window(&mut window);
         let objective = Objective {
             slo_ns: (self.config.slo_ms > 0.0).then_some((self.config.slo_ms * 1e6) as u64),
             tolerance: self.config.slo_tolerance,
@@ -349,11 +355,13 @@ impl Controller {
             edges.retain(|e| e.waiter != e.blocker);
             window.edges.append(&mut edges);
         }
+        change.evidence(&mut window);
         let params = EstimatorParams {
             contention_threshold: self.config.contention_threshold,
             class_duration_ns: self.detector.class_durations_ns(),
         };
         let mut estimate = estimate(&window, &params);
+        self.pay_back(&window, &estimate, &signal);
         self.verify(region, now_ns, Some(&estimate), log_path);
         if signal.state != State::Overload {
             self.overloaded = false;
@@ -370,17 +378,24 @@ impl Controller {
             min_relief: self.config.min_relief,
             // Who has held something for less than a window has not been seen to monopolise it for one.
             min_gain_ns: signal.slo_ns.max(self.window_ns()),
-            min_occupation_ns: 2 * self.window_ns(),
+            // A late request is no hog yet.
+            min_occupation_ns: 2 * signal.slo_ns.max(self.window_ns()),
+            min_remaining_ns: 2 * self.window_ns(),
+            late_ns: signal.late_ns,
+            late_share: signal.late_share,
+            settles: self.pending.iter().any(Pending::settles),
             ..PolicyParams::default()
         };
         if ask_host(&estimate, &mut window) {
             // Gains hang on progress.
             estimate = super::estimator::estimate(&window, &params);
         }
+        change.estimate(&mut estimate);
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
-        let choice = choose(&estimate, &window, &policy, budget);
+        let mut choice = choose(&estimate, &window, &policy, budget);
+        change.choice(&mut choice, now_ns);
         if !choice.picks.is_empty() && region.reap(false) > 0 {
             return; // of those who died since the last look none is a culprit or a victim: look again without them
         }
@@ -500,7 +515,8 @@ impl Controller {
                 victims: pick.waiting() as u32,
                 reason,
             };
-            self.send(region, now_ns, decision, request, log_path);
+            let waiting = estimate.resource(pick.resource).map_or(0, |r| r.waiting);
+            self.send(region, now_ns, decision, request, waiting, log_path);
         }
     }
 
@@ -555,7 +571,16 @@ impl Controller {
         }
     }
 
-    fn send(&mut self, region: &Region, now_ns: u64, mut decision: Decision, request: Request, log_path: Option<&str>) {
+    /// `waiting` = those who wait for the resource now.
+    fn send(
+        &mut self,
+        region: &Region,
+        now_ns: u64,
+        mut decision: Decision,
+        request: Request,
+        waiting: u64,
+        log_path: Option<&str>,
+    ) {
         // A leader that was suspended since the tick began must not act for its successor.
         if !region.header().lease.holds(self.me, self.term) {
             return;
@@ -565,7 +590,7 @@ impl Controller {
         region.header().counters.cancels_requested.fetch_add(1, Relaxed);
         // Told first, written down second: the record costs the victims no time.
         decision.record(region, &mut self.log, log_path);
-        self.pending.push(Pending::new(decision, request, now_ns));
+        self.pending.push(Pending::new(decision, request, now_ns, waiting));
     }
 
     /// Cancels asked for by hand.
@@ -583,7 +608,17 @@ impl Controller {
             let reason = text::load_words(&slot.manual_reason);
             let decision = Decision { reason: reason.clone(), ..self.blank(region, task, scope, slot, now_ns) };
             let request = Request { scope, decision_id: decision.id, rung: 1, reason, ..Request::default() };
-            self.send(region, now_ns, decision, request, log_path);
+            self.send(region, now_ns, decision, request, 0, log_path);
+        }
+    }
+
+    /// A cancel that has helped costs nothing.
+    fn pay_back(&mut self, window: &Window, estimate: &Estimate, signal: &Signal) {
+        let threshold = self.config.contention_threshold;
+        for pending in &mut self.pending {
+            if pending.now_helped(window, estimate, threshold, signal.throughput_per_s) {
+                self.budget.pay_back();
+            }
         }
     }
 
@@ -610,6 +645,19 @@ impl Controller {
     }
 }
 
+/// Something else than the library does, for experiments: each stage's result passes through before the next takes it.
+pub trait Change {
+    fn window(&mut self, _window: &mut Window) {}
+    /// The window with the host's edges, before it is estimated.
+    fn evidence(&mut self, _window: &mut Window) {}
+    fn estimate(&mut self, _estimate: &mut Estimate) {}
+    fn choice(&mut self, _choice: &mut Choice, _now_ns: u64) {}
+}
+
+/// Nothing else.
+pub struct Unchanged;
+impl Change for Unchanged {}
+
 fn budget_params(c: &Config) -> BudgetParams {
     BudgetParams { rate_per_s: c.cancel_rate_per_s, burst: c.cancel_burst, share: c.cancel_share }
 }
@@ -632,6 +680,10 @@ fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyPara
         .int("min_gain_ns", policy.min_gain_ns)
         .int("min_idle_ns", policy.min_idle_ns)
         .int("min_occupation_ns", policy.min_occupation_ns)
+        .int("min_remaining_ns", policy.min_remaining_ns)
+        .int("late_ns", policy.late_ns)
+        .float("late_share", policy.late_share)
+        .bool("settles", policy.settles)
         .float("near_tie", policy.near_tie)
         .raw("class_duration_ns", &durations.end())
         .int("budget", budget as u64)

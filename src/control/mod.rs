@@ -15,6 +15,7 @@ pub mod histogram;
 pub mod policy;
 #[cfg(not(loom))]
 pub mod sample;
+mod starvation;
 pub mod system;
 #[cfg(not(loom))]
 mod verify;

@@ -1,6 +1,10 @@
 //! Configuration: one table of keys gives parsing, ranges, error texts and the documentation.
 
 use crate::error::{Code, Error, Result};
+use std::io::Read;
+
+/// A configuration file is a page of text: a device or a log given by mistake must not be read without end.
+const MOST_FILE_BYTES: u64 = 1 << 20;
 
 /// What the library may do about a culprit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,8 +258,15 @@ impl Config {
 
     /// Applies a file of `key = value` lines.
     pub fn apply_file(&mut self, file: &str) -> Result<()> {
-        let text = std::fs::read_to_string(file)
-            .map_err(|e| Error::new(Code::Config, format!("configuration file {file}: {e}")))?;
+        let fail = |why: &dyn std::fmt::Display| Error::new(Code::Config, format!("configuration file {file}: {why}"));
+        let mut text = String::new();
+        let opened = std::fs::File::open(file).map_err(|e| fail(&e))?;
+        opened.take(MOST_FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| fail(&e))?;
+        if text.len() as u64 > MOST_FILE_BYTES {
+            return Err(fail(&format_args!(
+                "longer than {MOST_FILE_BYTES} bytes, so it is not one; give another path"
+            )));
+        }
         self.apply_text(file, &text)
     }
 }
@@ -290,6 +301,12 @@ mod tests {
         assert!(e.contains("`window_ms`") && e.contains("from 20 to 10000 (milliseconds)"), "{e}");
         let e = error_of("mode enforce");
         assert!(e.contains("key = value"), "{e}");
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let e = Config::default().apply_file("/dev/zero").unwrap_err();
+        assert!(e.text.contains("/dev/zero") && e.text.contains("longer than 1048576 bytes"), "{e}");
     }
 
     #[test]

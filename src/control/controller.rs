@@ -684,7 +684,7 @@ fn in_words(pick: &Pick, resources: &[ResourceEstimate], words: &str) -> String 
 }
 
 /// What estimator and policy were given.
-fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyParams, budget: usize) -> String {
+pub fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyParams, budget: usize) -> String {
     let durations =
         estimator.class_duration_ns.iter().fold(Json::object(), |j, (class, ns)| j.int(&class.to_string(), *ns));
     Json::object()

@@ -1,11 +1,13 @@
 //! `cargo xtask`: everything around the library that one command should do, set-up included.
 
+mod abi;
 mod apt;
 mod bench;
 mod check;
 mod demo;
 mod dirs;
 mod faults;
+mod fuzz;
 mod install;
 mod patches;
 mod progress;
@@ -46,6 +48,10 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Run the fault scenarios (processes killed, stopped, forked, out of room) often, or for long: `faults --times 50`
     Faults(faults::FaultsArgs),
+    /// Compare the library's binary interface with the committed one; `--accept` makes the present one that
+    Abi(abi::AbiArgs),
+    /// Fuzz the library (libFuzzer, AddressSanitizer): `fuzz`, `fuzz calls --minutes 60`
+    Fuzz(fuzz::FuzzArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),
     /// Install the Debian packages that building and testing need
@@ -75,6 +81,8 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args).map(success),
         Task::Bench(args) => bench::bench(&args).map(success),
         Task::Faults(args) => faults::faults(&args).map(success),
+        Task::Abi(args) => abi::run(&args).map(success),
+        Task::Fuzz(args) => fuzz::run(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
     };

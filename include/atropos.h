@@ -235,7 +235,11 @@ typedef struct atropos_cancel_request {
   const char *reason;
 } atropos_cancel_request;
 
-/** 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated). */
+/**
+ * 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated). It must
+ * return, as every callback: no exception, longjmp or pthread_exit out of it. While one blocks its thread serves nobody
+ * else: a controller's is replaced by another process's within 200 ms, if there is one.
+ */
 typedef int (*atropos_cancel_fn)(const struct atropos_cancel_request *req, void *arg);
 
 /** One recorded decision as a JSON object. */
@@ -276,8 +280,8 @@ extern "C" {
 int atropos_init(const struct atropos_config *cfg);
 
 /**
- * Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. The memory stays
- * mapped, so calls that other threads are inside stay harmless.
+ * Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. Calls that other threads
+ * are inside stay harmless: they find an empty region. Waits for a callback that runs on the library's threads.
  */
 int atropos_shutdown(void);
 

@@ -200,7 +200,9 @@ pub struct atropos_cancel_info {
     pub reason: [c_char; 160],
 }
 
-/// 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated).
+/// 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated). It must
+/// return, as every callback: no exception, longjmp or pthread_exit out of it. While one blocks its thread serves nobody
+/// else: a controller's is replaced by another process's within 200 ms, if there is one.
 pub type atropos_cancel_fn =
     Option<unsafe extern "C" fn(req: *const atropos_cancel_request, arg: *mut c_void) -> c_int>;
 /// Fills at most `max` edges and returns how many there are. Called only while an overload is suspected, by the thread
@@ -400,8 +402,8 @@ pub unsafe extern "C" fn atropos_init(cfg: *const atropos_config) -> c_int {
     })
 }
 
-/// Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. The memory stays
-/// mapped, so calls that other threads are inside stay harmless.
+/// Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. Calls that other threads
+/// are inside stay harmless: they find an empty region. Waits for a callback that runs on the library's threads.
 #[no_mangle]
 pub extern "C" fn atropos_shutdown() -> c_int {
     code(process::shutdown)

@@ -776,3 +776,46 @@ fn considered(region: &Region, window: &Window, estimate: &Estimate, choice: &Ch
     });
     chosen.chain(others).collect()
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::region::clock::monotonic_ns;
+
+    /// A suspended or moved machine: the counter is an hour off from one tick to the next, either way.
+    #[test]
+    fn a_stepped_counter_ends_nobodys_task_and_no_leadership() {
+        for step_ns in [3_600_000_000_000u64, 3_600_000_000_000u64.wrapping_neg()] {
+            let r = Region::anonymous(16, 16).unwrap();
+            let (h, me) = (r.header(), ProcessId::current());
+            let mut config = Config::default();
+            config.apply_text("test", "mode = enforce\nslo_ms = 500\nwindow_ms = 20\ntrigger_windows = 1").unwrap();
+            h.publish_settings(&config).unwrap();
+            if h.clock.use_tsc.load(Relaxed) != 1 {
+                return; // the kernel does not trust the counter here, so neither does the library
+            }
+            let lock = h.register("lock", crate::control::window::ResourceKind::Lock).unwrap();
+            let tasks = [1, 2, 3].map(|key| r.begin_task(me, key, 0).unwrap());
+            let trace = |task| &r.task(task).unwrap().trace;
+            trace(tasks[0]).acquire(h.clock.event_ns(), 0, lock, 1, 1);
+            trace(tasks[1]).wait_begin(h.clock.event_ns(), lock, 1);
+            let mut controller = Controller::new(me, &config);
+            let mut other = 0;
+            let tick = |controller: &mut Controller| {
+                std::thread::sleep(Duration::from_millis(2));
+                controller.tick(&r, None)
+            };
+            assert_eq!(tick(&mut controller), Role::NewLeader);
+            // A look that the scheduler split says nothing: then the next tick has the first pair.
+            (0..25).for_each(|_| assert_eq!(tick(&mut controller), Role::Leader));
+            h.clock.ns_base.store(h.clock.ns_base.load(Relaxed).wrapping_add(step_ns), Relaxed);
+            (0..25).for_each(|_| assert_eq!(tick(&mut controller), Role::Leader));
+            assert_eq!(h.clock.use_tsc.load(Relaxed), 0);
+            assert!(r.now_ns().abs_diff(monotonic_ns()) < 1_000_000_000);
+            assert_eq!((h.counters.decisions.load(Relaxed), h.counters.lease_changes.load(Relaxed)), (0, 1));
+            // Who hangs from here on is replaced in time.
+            assert_eq!(h.lease.contend(me, &mut other, r.now_ns()), Role::Follower);
+            assert_eq!(h.lease.contend(me, &mut other, r.now_ns() + 250 * MS), Role::NewLeader);
+        }
+    }
+}

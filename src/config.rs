@@ -59,6 +59,9 @@ pub struct Config {
     pub cancel_rate_per_s: f64,
     pub cancel_burst: u32,
     pub cancel_share: f64,
+    pub retry_calm_ms: u32,
+    pub retry_background_max_ms: u32,
+    pub retry_load_share: f64,
     pub clock: ClockChoice,
     /// Is the CPU a resource? Sampled from the kernel while an overload is suspected, for running tasks only.
     pub system_cpu: bool,
@@ -84,6 +87,9 @@ impl Default for Config {
             cancel_rate_per_s: 2.0,
             cancel_burst: 4,
             cancel_share: 0.01,
+            retry_calm_ms: 1000,
+            retry_background_max_ms: 600_000,
+            retry_load_share: 0.5,
             clock: ClockChoice::Auto,
             // Off until a host's own cases were measured with it: a busy CPU is the rule in an overload, and a host that ran
             // well without must get neither a new reason to cancel nor descriptors of its own taken by an upgrade.
@@ -163,6 +169,9 @@ pub const KEYS: &[Key] = &[
     key!(cancel_rate_per_s, 0.001, 1000.0, " (cancels per second)"),
     key!(cancel_burst, 1, 1000, " (cancels)"),
     key!(cancel_share, 0.0, 1.0, " (share of completions)"),
+    key!(retry_calm_ms, 10, 600000, " (milliseconds)"),
+    key!(retry_background_max_ms, 1, 86400000, " (milliseconds)"),
+    key!(retry_load_share, 0.0, 1.0, " (share of the throughput before the cancel; 1 = at any)"),
     Key {
         name: "clock",
         allowed: "auto, coarse or precise",
@@ -332,6 +341,9 @@ mod tests {
             ("cancel_rate_per_s", c.cancel_rate_per_s),
             ("cancel_burst", c.cancel_burst as f64),
             ("cancel_share", c.cancel_share),
+            ("retry_calm_ms", c.retry_calm_ms as f64),
+            ("retry_background_max_ms", c.retry_background_max_ms as f64),
+            ("retry_load_share", c.retry_load_share),
         ] {
             Config::default().set("default", name, &value.to_string()).unwrap();
         }

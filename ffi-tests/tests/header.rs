@@ -120,6 +120,9 @@ fn structs_have_the_layout_of_the_library() {
         cancel_rate_per_s,
         cancel_burst,
         cancel_share,
+        retry_calm_ms,
+        retry_background_max_ms,
+        retry_load_share,
     });
     same!(atropos_edge { waiter, blocker, resource, kind, instance });
     same!(atropos_cancel_request { size, task, key, scope, owner_pid, rung, decision_id, resource, instance, reason });

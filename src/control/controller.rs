@@ -9,11 +9,13 @@ use super::collect::{family_head, Collector, STRIDES};
 use super::detector::{Detector, Objective, Signal, State};
 use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
 use super::policy::{choose, Choice, Pick, PolicyParams};
+use super::retry::{bit_of, Outcome as RetryOutcome, Retries, RetryParams};
 use super::starvation::Starvation;
 use super::verify::{Pending, Verdict};
 use super::window::{Edge, EdgeKind, TaskId, Window};
 use crate::cancel::action::{self, Level};
 use crate::cancel::mailbox::Request;
+use crate::cancel::retry::Cancelled;
 use crate::config::{ClockChoice, Config, Mode};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::region::lease::{Leader, Role};
@@ -39,6 +41,8 @@ const REAP_THOROUGH_NS: u64 = 10_000 * MS;
 const REAP_THOROUGH_WATCHING_NS: u64 = 1_000 * MS;
 /// A cached clock that stood still for this long had no controller.
 const GAP_NS: u64 = 150 * MS;
+/// Calm is a resource under this part of the contention threshold: a retry will add to it.
+const CALM_PART: f64 = 0.5;
 /// An overload without a culprit is said in the log at most this often.
 const REGULAR_SAID_NS: u64 = 10_000 * MS;
 
@@ -70,6 +74,9 @@ pub struct Controller {
     /// The counter's and the kernel's time when they were last compared.
     clock_pair: Option<(u64, u64)>,
     pending: Vec<Pending>,
+    retries: Retries,
+    /// Decisions whose effect is known and whose task may still run again.
+    retriable: Vec<Decision>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
     observed: Option<(u64, u64)>,
     log: LogFile,
@@ -100,6 +107,8 @@ impl Controller {
             starvation: Starvation::default(),
             clock_pair: None,
             pending: Vec::new(),
+            retries: Retries::default(),
+            retriable: Vec::new(),
             observed: None,
             log: LogFile::default(),
         }
@@ -152,7 +161,8 @@ impl Controller {
         self.verify(region, now_ns, None, log_path);
         if now_ns >= self.next_stride_ns {
             self.next_stride_ns = now_ns.saturating_add(self.window_ns() / STRIDES);
-            self.stride(region, now_ns, log_path, change);
+            let contended = self.stride(region, now_ns, log_path, change);
+            self.run_again(region, now_ns, contended, log_path);
             self.reap(region, now_ns);
         }
         role
@@ -163,6 +173,7 @@ impl Controller {
         let log = std::mem::take(&mut self.log);
         *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
         self.take_over(region, now_ns);
+        self.retries.take_over(region);
         // Look once for what was asked while nobody led.
         self.manual_seen = region.header().manual_requests.load(Acquire).wrapping_sub(1);
     }
@@ -307,13 +318,19 @@ impl Controller {
         h.throughput_milli_per_s.store((signal.throughput_per_s * 1e3) as u64, Relaxed);
     }
 
-    /// A quarter of a window has passed: look again.
-    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>, change: &mut dyn Change) {
+    /// A quarter of a window has passed: look again. The resources that are not calm; None = they were not measured.
+    fn stride(
+        &mut self,
+        region: &Region,
+        now_ns: u64,
+        log_path: Option<&str>,
+        change: &mut dyn Change,
+    ) -> Option<u64> {
         let h = region.header();
         let detailed = self.watching;
         let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
         if window.length_ns == 0 {
-            return;
+            return None;
         }
         h.counters.windows.fetch_add(1, Relaxed);
         let completions = self.collector.completions();
@@ -345,7 +362,8 @@ impl Controller {
             region.header().hand_on(self.detector.learnt());
         }
         if !detailed || self.collector.measured_ns() == 0 {
-            return;
+            // Where nothing is suspected nobody is late: nothing can be contended much.
+            return (!self.watching).then_some(0);
         }
 
         // The detector has seen the latencies of the whole window; what follows looks at the part of it in which
@@ -371,16 +389,18 @@ impl Controller {
         };
         let mut estimate = estimate(&window, &params);
         self.pay_back(&window, &estimate, &signal);
+        let calm = self.config.contention_threshold * CALM_PART;
+        let contended = Some(set_of(estimate.resources.iter().filter(|r| r.level > calm).map(|r| r.id)));
         self.verify(region, now_ns, Some(&estimate), log_path);
         if signal.state != State::Overload {
             self.overloaded = false;
-            return;
+            return contended;
         }
         if !signal.breached {
-            return; // on its way out of it: nobody is late just now
+            return contended; // on its way out of it: nobody is late just now
         }
         if self.awaits_effect() || self.observing(region) {
-            return;
+            return contended;
         }
         // Who has held something for less than a window has not been seen to monopolise it for one, nor who may have been
         // held up for want of CPU all the while.
@@ -421,6 +441,34 @@ impl Controller {
             h.counters.cancels_over_budget.fetch_add(1, Relaxed);
         }
         self.act(region, now_ns, &window, &signal, &estimate, &choice, replay, log_path);
+        contended
+    }
+
+    /// Cancelled tasks that wait to run again.
+    fn run_again(&mut self, region: &Region, now_ns: u64, contended: Option<u64>, log_path: Option<&str>) {
+        let params = RetryParams {
+            calm_ns: self.config.retry_calm_ms as u64 * MS,
+            pause_ns: 2 * self.window_ns(),
+            load_share: self.config.retry_load_share,
+        };
+        self.retries.turnstile.observe(now_ns, contended, !self.watching, self.completions, params.calm_ns);
+        let (lease, me, term) = (&region.header().lease, self.me, self.term);
+        for outcome in self.retries.step(region, now_ns, &params, || lease.holds(me, term)) {
+            self.record_retry(region, &outcome, log_path);
+        }
+        if !self.retriable.is_empty() {
+            self.retriable.retain(|d| self.retries.is_open(region, d.id));
+        }
+    }
+
+    fn record_retry(&mut self, region: &Region, outcome: &RetryOutcome, log_path: Option<&str>) {
+        let pending = self.pending.iter_mut().map(|p| &mut p.decision);
+        // Decided under an earlier leader: the counters know, the record does not.
+        let Some(decision) = pending.chain(&mut self.retriable).find(|d| d.id == outcome.decision_id) else { return };
+        decision.retried = Some(outcome.ran);
+        decision.retry_waited_ms = Some(outcome.waited_ns as f64 / 1e6);
+        action::log(Level::Notice, &decision.retry_words());
+        decision.record(region, &mut self.log, log_path);
     }
 
     fn report_overload(&mut self, region: &Region, now_ns: u64, choice: &Choice, signal: &Signal) {
@@ -518,6 +566,15 @@ impl Controller {
                 region.header().counters.cancels_over_budget.fetch_add(1, Relaxed);
                 return;
             }
+            let cancelled = Cancelled {
+                task: pick.task,
+                scope: pick.scope,
+                decision_id: decision.id,
+                resources: self.cancelled_for(pick, estimate),
+                owner_pid: decision.owner_pid,
+                flags: slot.flags.load(Relaxed),
+                load_milli_per_s: (self.load_before(signal) * 1e3) as u64,
+            };
             let request = Request {
                 scope: pick.scope,
                 decision_id: decision.id,
@@ -529,8 +586,20 @@ impl Controller {
                 reason,
             };
             let waiting = estimate.resource(pick.resource).map_or(0, |r| r.waiting);
-            self.send(region, now_ns, decision, request, waiting, log_path);
+            self.send(region, now_ns, decision, request, waiting, Some(cancelled), log_path);
         }
+    }
+
+    /// What must be calm before the pick's task may run again: all contended resources that its end frees.
+    fn cancelled_for(&self, pick: &Pick, estimate: &Estimate) -> u64 {
+        let contended = |id| estimate.resource(id).is_some_and(|r| r.level >= self.config.contention_threshold);
+        let uses = estimate.candidate(pick.task).into_iter().flat_map(|c| &c.uses).map(|u| u.resource);
+        set_of(uses.filter(|&id| contended(id)).chain([pick.resource]))
+    }
+
+    /// Requests per second before the overload; 0 = not known.
+    fn load_before(&self, signal: &Signal) -> f64 {
+        self.retries.turnstile.usual_per_s().unwrap_or(signal.baseline_throughput_per_s)
     }
 
     /// A decision about `task` with everything that is not evidence.
@@ -579,12 +648,21 @@ impl Controller {
             ended_ms: None,
             contention_after: None,
             would_have: String::new(),
+            work_since_ns: match slot.work_start_ns.load(Relaxed) {
+                0 => slot.request_start_ns.load(Relaxed),
+                start_ns => start_ns,
+            },
+            work_lost_ms: None,
+            retried: None,
+            retry_waited_ms: None,
             said: None,
             replay: None,
         }
     }
 
-    /// `waiting` = those who wait for the resource now.
+    /// Tells the task to stop. `waiting` = those who wait for the resource now. `cancelled`: it may run again; not so who
+    /// was cancelled by hand.
+    #[allow(clippy::too_many_arguments)]
     fn send(
         &mut self,
         region: &Region,
@@ -592,11 +670,16 @@ impl Controller {
         mut decision: Decision,
         request: Request,
         waiting: u64,
+        cancelled: Option<Cancelled>,
         log_path: Option<&str>,
     ) {
         // A leader that was suspended since the tick began must not act for its successor.
         if !region.header().lease.holds(self.me, self.term) {
             return;
+        }
+        // First: its host may ask a moment after it was told.
+        if let Some(cancelled) = cancelled {
+            self.retries.note(region, &cancelled, now_ns);
         }
         actuator::deliver(region, self.leader(), decision.task, &request);
         region.header().counters.decisions.fetch_add(1, Relaxed);
@@ -621,7 +704,7 @@ impl Controller {
             let reason = text::load_words(&slot.manual_reason);
             let decision = Decision { reason: reason.clone(), ..self.blank(region, task, scope, slot, now_ns) };
             let request = Request { scope, decision_id: decision.id, rung: 1, reason, ..Request::default() };
-            self.send(region, now_ns, decision, request, 0, log_path);
+            self.send(region, now_ns, decision, request, 0, None, log_path);
         }
     }
 
@@ -651,6 +734,9 @@ impl Controller {
             }
             Verdict::Done => {
                 p.decision.record(region, &mut self.log, log_path);
+                if p.decision.retried.is_none() && self.retries.is_open(region, p.decision.id) {
+                    self.retriable.push(p.decision.clone());
+                }
                 false
             }
         });
@@ -670,6 +756,10 @@ pub trait Change {
 /// Nothing else.
 pub struct Unchanged;
 impl Change for Unchanged {}
+
+fn set_of(ids: impl Iterator<Item = u32>) -> u64 {
+    ids.fold(0, |set, id| set | bit_of(id))
+}
 
 fn budget_params(c: &Config) -> BudgetParams {
     BudgetParams { rate_per_s: c.cancel_rate_per_s, burst: c.cancel_burst, share: c.cancel_share }

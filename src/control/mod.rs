@@ -13,6 +13,7 @@ pub mod estimator;
 mod graph;
 pub mod histogram;
 pub mod policy;
+pub mod retry;
 #[cfg(not(loom))]
 pub mod sample;
 mod starvation;

@@ -170,6 +170,11 @@ impl Pending {
             self.ended_ns = Some(now_ns);
             self.decision.ended_ms = Some(self.since_sent_ms(now_ns));
             self.decision.outcome = Outcome::Ended;
+            if self.decision.work_since_ns != 0 {
+                let lost_ns = now_ns.saturating_sub(self.decision.work_since_ns);
+                self.decision.work_lost_ms = Some(lost_ns as f64 / 1e6);
+                counters.work_wasted_ns.fetch_add(lost_ns, Relaxed);
+            }
             actuator::withdraw(region, task, scope);
             return Verdict::Changed;
         }

@@ -68,7 +68,9 @@ impl Lease {
     /// Gives it up, so that a candidate need not wait.
     pub fn resign(&self, me: ProcessId, term: u32) {
         if self.holds(me, term) {
-            self.heartbeat_ns.store(0, Release);
+            // Old enough for a candidate, and still a beat: who waits for a leader sees how long there has been none.
+            let beat_ns = self.heartbeat_ns.load(Relaxed);
+            self.heartbeat_ns.store(beat_ns.saturating_sub(2 * HEARTBEAT_NS), Release);
         }
     }
 

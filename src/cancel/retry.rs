@@ -28,8 +28,8 @@ pub const SILENT_NS: u64 = 3_000 * MS;
 pub const UNTAKEN_NS: u64 = 1_000 * MS;
 /// Nobody leads who has not beaten for this long.
 pub const NO_LEADER_NS: u64 = 2_000 * MS;
-/// A cancel nobody asked about is forgotten after this long: its host does not retry.
-pub const UNASKED_NS: u64 = 60_000 * MS;
+/// A cancel nobody asked about is forgotten after this long: its host does not retry. Undoing much work may take minutes.
+pub const UNASKED_NS: u64 = 600_000 * MS;
 
 /// What the leader notes of a cancel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

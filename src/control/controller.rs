@@ -430,7 +430,7 @@ impl Controller {
         let mut choice = choose(&estimate, &window, &policy, budget);
         change.choice(&mut choice, now_ns);
         if !choice.picks.is_empty() && region.reap(false) > 0 {
-            return; // of those who died since the last look none is a culprit or a victim: look again without them
+            return contended; // of those who died since the last look none is a culprit or a victim: look again without them
         }
         let replay = (!choice.picks.is_empty()).then(|| replay_json(&window, &params, &policy, budget));
         if !self.overloaded {

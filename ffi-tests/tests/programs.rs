@@ -44,6 +44,7 @@ programs! {
     config: "config.c" [];
     region_file: "region_file.c" [];
     errno_kept: "errno.c" [];
+    hot_pure: "hot_pure.c" [];
     fork: "fork.c" [];
     restart: "restart.c" [];
     reap: "reap.c" [];

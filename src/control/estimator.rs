@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::graph::{clip, scale, Graph, Index, Part, Relief, Scratch};
+use super::graph::{clip, scale, Graph, Part, Relief, ResourceIndex, Scratch};
 use super::window::{is_system, EdgeKind, Holding, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
 
 /// Whoever has used CPU or I/O for no longer than this many times what requests of its class, or of those it delays,
@@ -221,7 +221,7 @@ fn ratio(a: u64, b: u64) -> f64 {
 
 /// Estimates contention and reliefs. Pure; never panics, no NaN for any input.
 pub fn estimate(window: &Window, params: &EstimatorParams) -> Estimate {
-    let index = Index::new(window.resources.iter().map(|r| r.id));
+    let index = ResourceIndex::new(&window.resources);
     let mut running_ns = vec![0u64; window.resources.len()];
     let mut waiting = vec![0u64; window.resources.len()];
     let mut tasks_exec_ns = 0u64;
@@ -346,6 +346,7 @@ impl Estimate {
             }
         }
         let mut scratch = self.scratch();
+        let mut relief = Relief::default();
         let mut found = Vec::new();
         for t in 0..self.graph.tasks as u32 {
             // Holding a share of a pool that is not contended makes nobody a candidate; of one who is, it counts.
@@ -356,7 +357,7 @@ impl Estimate {
             if self.graph.bars.row(t).is_empty() && !self.graph.parts.row(t).iter().any(contends) {
                 continue;
             }
-            let relief = self.graph.relief(&[t], &mut scratch);
+            self.graph.relief_into(&[t], &mut scratch, &mut relief);
             let task = &window.tasks[t as usize];
             // What is usual of its own class is no hogging either, even where only untracked waiters suffer from it.
             let own_usual = params.class_duration_ns.get(&task.class).copied().unwrap_or(0);
@@ -373,7 +374,7 @@ impl Estimate {
                 blocked: self.graph.blocked[t as usize],
             });
         }
-        found.sort_by_key(|c| (c.task, c.index));
+        found.sort_unstable_by_key(|c| (c.task, c.index));
         found
     }
 

@@ -1,7 +1,7 @@
 //! Who waits for whom, and the counterfactual: which waits would end if these tasks were gone?
 //!
-//! Everything is in dense indices (tasks and resources by their place in the window), built with a few sorts, so
-//! that a window of 1,000 tasks x 32 resources stays far below the controller's budget.
+//! Everything is in dense indices (tasks and resources by their place in the window), in few and flat lists, so that a
+//! window of 1,000 tasks x 32 resources stays far below the controller's budget.
 //!
 //! Three shapes of blocking:
 //! - a **barrier** (LOCK, or any wait whose edges the host gave): waits that end once *all* its blockers are gone;
@@ -11,7 +11,8 @@
 //! - a **stuck slot**: whoever occupies a queue's server while it waits for a lock gives the server back only when
 //!   the lock's holder goes, so the relief of the queue belongs to that holder.
 
-use super::window::{is_system, EdgeKind, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+use super::window::{is_system, EdgeKind, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window};
+use std::ops::Range;
 
 /// A holder that acquired this much later than the oldest wait began still counts as "there before": events read a
 /// coarse clock.
@@ -38,6 +39,13 @@ pub(super) struct WaitRec {
     pub clipped_ns: u64,
 }
 
+/// Who holds a lock that somebody waits for.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    task: u32,
+    held_ns: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocker {
     pub task: u32,
@@ -49,16 +57,14 @@ pub(super) struct Blocker {
 pub(super) struct Barrier {
     pub resource: Option<u32>,
     pub instance: u64,
-    pub blockers: Vec<Blocker>,
     /// Somebody untracked blocks too: nothing we do ends these waits.
     pub untracked: bool,
-    pub waits: Vec<u32>,
-}
-
-impl Barrier {
-    fn longest_wait_ns(&self, waits: &[WaitRec]) -> u64 {
-        self.waits.iter().map(|&w| waits[w as usize].waited_ns).max().unwrap_or(0)
-    }
+    /// Its places in the graph's list of all blockers, and in that of all waits before barriers.
+    blockers: Range<u32>,
+    waits: Range<u32>,
+    longest_wait_ns: u64,
+    /// For how long one of its blockers has held something at its own pace, at most.
+    longest_own_ns: u64,
 }
 
 /// One instance of a MEMORY, QUEUE or SYSTEM resource.
@@ -150,6 +156,9 @@ pub(super) struct Graph {
     pub resources: usize,
     pub waits: Vec<WaitRec>,
     pub barriers: Vec<Barrier>,
+    /// Those of one barrier stand together.
+    blockers: Vec<Blocker>,
+    barrier_waits: Vec<u32>,
     /// Per task: the barriers it blocks.
     pub bars: Rows<(u32, EdgeKind)>,
     /// Per task: the waits it is in.
@@ -182,6 +191,16 @@ pub(super) struct Relief {
     pub pools: Vec<u32>,
 }
 
+impl Relief {
+    fn clear(&mut self, resources: usize) {
+        self.freed_ns.clear();
+        self.freed_ns.resize(resources, 0);
+        self.victims.clear();
+        self.fallen.clear();
+        self.pools.clear();
+    }
+}
+
 /// Work space of the counterfactual, reused over candidates: a stamp makes clearing it free.
 pub(super) struct Scratch {
     stamp: u32,
@@ -189,6 +208,7 @@ pub(super) struct Scratch {
     waits_left: Vec<(u32, u32)>,
     task: Vec<(u32, Gone)>,
     pool_freed: Vec<u64>,
+    bars_to_hit: Vec<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -216,6 +236,78 @@ impl<K: Ord + Copy> Index<K> {
     }
 }
 
+/// Resources by id. The library numbers them from 1 and has few, so nearly all are found without a search.
+pub(super) struct ResourceIndex {
+    direct: [u32; DIRECT],
+    others: Index<ResourceId>,
+}
+
+const DIRECT: usize = 64;
+
+impl ResourceIndex {
+    pub fn new(resources: &[ResourceWindow]) -> Self {
+        let mut direct = [NONE; DIRECT];
+        for (place, r) in resources.iter().enumerate().filter(|(_, r)| (r.id as usize) < DIRECT) {
+            direct[r.id as usize] = place as u32;
+        }
+        // Numbered by place in the window, so all are listed; of the first ones none is ever looked for here.
+        let any = resources.iter().any(|r| r.id as usize >= DIRECT);
+        ResourceIndex { direct, others: Index::new(resources.iter().filter(|_| any).map(|r| r.id)) }
+    }
+
+    pub fn get(&self, id: ResourceId) -> Option<u32> {
+        match self.direct.get(id as usize) {
+            Some(&place) => (place != NONE).then_some(place),
+            None => self.others.get(id),
+        }
+    }
+}
+
+/// The (resource, instance) pairs that somebody waits for, numbered as they come; found by hashing.
+struct Groups {
+    keys: Vec<(u32, u64)>,
+    /// A number or `NONE`; at most half full, a power of two long.
+    table: Vec<u32>,
+}
+
+impl Groups {
+    fn with_room_for(most: usize) -> Self {
+        Groups { keys: Vec::new(), table: vec![NONE; (2 * most).next_power_of_two()] }
+    }
+
+    /// The place of the pair in the table, or where it would be.
+    fn place(&self, resource: u32, instance: u64) -> usize {
+        // Fibonacci hashing: the product's upper bits depend on all bits of the pair.
+        let hash = (instance ^ (resource as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let mask = self.table.len() - 1;
+        let mut at = hash as usize & mask;
+        while self.table[at] != NONE && self.keys[self.table[at] as usize] != (resource, instance) {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    fn add(&mut self, resource: u32, instance: u64) -> u32 {
+        let at = self.place(resource, instance);
+        if self.table[at] == NONE {
+            self.table[at] = self.keys.len() as u32;
+            self.keys.push((resource, instance));
+        }
+        self.table[at]
+    }
+
+    fn get(&self, resource: u32, instance: u64) -> Option<u32> {
+        Some(self.table[self.place(resource, instance)]).filter(|&group| group != NONE)
+    }
+
+    /// The groups in ascending order of what they are.
+    fn ordered(&self) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.keys.len() as u32).collect();
+        order.sort_unstable_by_key(|&group| self.keys[group as usize]);
+        order
+    }
+}
+
 /// Orders by resource, then instance, then the third: one comparison instead of three.
 fn key(resource: u32, instance: u64, third: u32) -> u128 {
     (resource as u128) << 96 | (instance as u128) << 32 | third as u128
@@ -229,6 +321,10 @@ pub(super) fn scale(a: u64, b: u64, c: u64) -> u64 {
     u64::try_from(a as u128 * b as u128 / c as u128).unwrap_or(u64::MAX)
 }
 
+fn range(places: &Range<u32>) -> Range<usize> {
+    places.start as usize..places.end as usize
+}
+
 /// The time of a wait inside the window.
 pub(super) fn clip(waited_ns: u64, window: &Window) -> u64 {
     waited_ns.min(window.length_ns)
@@ -236,7 +332,7 @@ pub(super) fn clip(waited_ns: u64, window: &Window) -> u64 {
 
 impl Graph {
     /// `lost_ns` = execution time lost per resource (by place in the window), running waits included.
-    pub fn new(window: &Window, resources: &Index<u32>, lost_ns: &[u64]) -> Graph {
+    pub fn new(window: &Window, resources: &ResourceIndex, lost_ns: &[u64]) -> Graph {
         let kind_of = |r: u32| window.resources[r as usize].kind;
         let tasks = window.tasks.len();
         let mut g = Graph {
@@ -249,8 +345,11 @@ impl Graph {
 
         // Waits, and the (resource, instance) groups of those that need inference.
         let edges = EdgeIndex::new(window);
-        let mut wait_pairs = Vec::new();
-        let mut keyed: Vec<(u32, u64, u32)> = Vec::new();
+        let waiting: usize = window.tasks.iter().map(|t| t.waits.len()).sum();
+        g.waits.reserve(waiting);
+        let mut wait_pairs = Vec::with_capacity(waiting);
+        let mut groups = Groups::with_room_for(waiting);
+        let mut inferred: Vec<(u32, u32)> = Vec::with_capacity(waiting); // (group, wait)
         let mut run_wait_ns = vec![0u64; window.resources.len()];
         let mut pool_waits: Vec<(u32, u64, u64)> = Vec::new();
         for (t, task) in window.tasks.iter().enumerate() {
@@ -274,7 +373,7 @@ impl Graph {
                 g.waits.push(WaitRec { task: t, resource: Some(r), waited_ns: wait.waited_ns, clipped_ns });
                 wait_pairs.push((t, w));
                 if !has_edges && kind == ResourceKind::Lock {
-                    keyed.push((r, wait.instance, w));
+                    inferred.push((groups.add(r, wait.instance), w));
                 }
             }
             if has_edges {
@@ -284,16 +383,15 @@ impl Graph {
                     wait_pairs.push((t, first));
                     g.waits.push(WaitRec { task: t, resource: r, waited_ns: 0, clipped_ns: 0 });
                 }
-                g.push_edge_barrier(&edges, t, (first..g.waits.len() as u32).collect(), resources);
+                g.push_edge_barrier(&edges, t, first..g.waits.len() as u32, resources);
             }
         }
         g.waits_of = Rows::new(tasks, wait_pairs);
 
         // Holders of the waited-for locks, and of the contended pools.
-        keyed.sort_unstable_by_key(|k| key(k.0, k.1, k.2));
-        let mut groups: Vec<(u32, u64)> = keyed.iter().map(|k| (k.0, k.1)).collect();
-        groups.dedup();
-        let mut holders: Vec<(u32, u32, u64)> = Vec::new(); // (group, task, held_ns)
+        let mut waited_for = vec![false; window.resources.len()];
+        groups.keys.iter().for_each(|k| waited_for[k.0 as usize] = true);
+        let mut holders: Vec<(u32, Holder)> = Vec::new();
         let mut pool_holders: Vec<PoolHolder> = Vec::new();
         let mut oldest_hold_ns = vec![0u64; tasks];
         g.own_ns = vec![0u64; tasks];
@@ -307,11 +405,12 @@ impl Graph {
                     continue;
                 };
                 match kind_of(r) {
-                    ResourceKind::Lock => {
-                        if let Ok(group) = groups.binary_search(&(r, h.instance)) {
-                            holders.push((group as u32, t as u32, h.held_ns));
+                    ResourceKind::Lock if waited_for[r as usize] => {
+                        if let Some(group) = groups.get(r, h.instance) {
+                            holders.push((group, Holder { task: t as u32, held_ns: h.held_ns }));
                         }
                     }
+                    ResourceKind::Lock => {}
                     kind if lost_ns[r as usize] > 0 => {
                         let amount = if kind == ResourceKind::Queue { 1 } else { h.amount };
                         let own_ns = match kind {
@@ -325,87 +424,116 @@ impl Graph {
                 }
             }
         }
-        g.infer_barriers(&keyed, &groups, holders);
-
-        let bars = g.barriers.iter().enumerate();
-        let bars = bars.flat_map(|(b, x)| x.blockers.iter().map(move |k| (k.task, (b as u32, k.kind)))).collect();
-        g.bars = Rows::new(tasks, bars);
-        g.barrier_of = vec![NONE; g.waits.len()];
-        for (b, barrier) in g.barriers.iter().enumerate() {
-            for &w in &barrier.waits {
-                g.barrier_of[w as usize] = b as u32;
-            }
-        }
-
+        g.infer_barriers(&groups, inferred, holders);
+        g.index_barriers();
         g.build_pools(pool_holders, pool_waits, &run_wait_ns, lost_ns, window);
         g.mark_blocked(&oldest_hold_ns);
         g.mark_delayed(window);
         g
     }
 
-    fn push_edge_barrier(&mut self, edges: &EdgeIndex, waiter: u32, waits: Vec<u32>, resources: &Index<u32>) {
-        let mut barrier = Barrier { resource: None, instance: 0, blockers: Vec::new(), untracked: false, waits };
+    fn push_edge_barrier(&mut self, edges: &EdgeIndex, waiter: u32, waits: Range<u32>, resources: &ResourceIndex) {
+        let (mut resource, mut instance, mut untracked) = (None, 0, false);
+        let first = self.blockers.len();
         for e in edges.of(waiter) {
-            if barrier.resource.is_none() {
-                barrier.resource = resources.get(e.resource);
-                barrier.instance = e.instance;
+            if resource.is_none() {
+                resource = resources.get(e.resource);
+                instance = e.instance;
             }
             match e.blocker {
-                NONE => barrier.untracked = true,
+                NONE => untracked = true,
                 b if b == waiter => {} // a worker of the same task
-                b => match barrier.blockers.iter_mut().find(|k| k.task == b) {
+                b => match self.blockers[first..].iter_mut().find(|k| k.task == b) {
                     // Holding is the stronger tie: it stands whatever becomes of the queue.
                     Some(known) if e.kind == EdgeKind::Holds => known.kind = EdgeKind::Holds,
                     Some(_) => {}
-                    None => barrier.blockers.push(Blocker { task: b, kind: e.kind }),
+                    None => self.blockers.push(Blocker { task: b, kind: e.kind }),
                 },
             }
         }
-        if barrier.resource.is_none() {
-            barrier.resource = barrier.waits.iter().filter_map(|&w| self.waits[w as usize].resource).min();
+        if resource.is_none() {
+            resource = waits.clone().filter_map(|w| self.waits[w as usize].resource).min();
         }
-        barrier.untracked |= barrier.blockers.is_empty();
-        self.barriers.push(barrier);
+        self.push_barrier(resource, instance, untracked, first, waits);
+    }
+
+    /// A barrier whose blockers were appended from `first_blocker` on. Without any, somebody unknown blocks.
+    fn push_barrier(
+        &mut self,
+        resource: Option<u32>,
+        instance: u64,
+        untracked: bool,
+        first_blocker: usize,
+        waits: impl IntoIterator<Item = u32>,
+    ) {
+        let blockers = first_blocker as u32..self.blockers.len() as u32;
+        let first_wait = self.barrier_waits.len() as u32;
+        self.barrier_waits.extend(waits);
+        let waits = first_wait..self.barrier_waits.len() as u32;
+        let untracked = untracked || blockers.is_empty();
+        let (longest_wait_ns, longest_own_ns) = (0, 0);
+        self.barriers.push(Barrier { resource, instance, untracked, blockers, waits, longest_wait_ns, longest_own_ns });
     }
 
     /// LOCK waits without edges: the holders of the same instance block.
-    fn infer_barriers(&mut self, keyed: &[(u32, u64, u32)], groups: &[(u32, u64)], mut holders: Vec<(u32, u32, u64)>) {
-        // One entry per group and task: the longest hold first, then drop the rest.
-        holders.sort_unstable_by_key(|&(group, task, held)| (group, task, std::cmp::Reverse(held)));
-        holders.dedup_by_key(|h| (h.0, h.1));
-        let (mut w, mut h) = (0, 0);
-        for (group, &(resource, instance)) in groups.iter().enumerate() {
-            let waits = take_while(keyed, &mut w, |k| (k.0, k.1) == (resource, instance));
-            let mut held = take_while(&holders, &mut h, |x| x.0 == group as u32);
+    fn infer_barriers(&mut self, groups: &Groups, waits: Vec<(u32, u32)>, holders: Vec<(u32, Holder)>) {
+        let waits = Rows::new(groups.keys.len(), waits);
+        let holders = Rows::new(groups.keys.len(), holders);
+        let (mut all, mut own, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for group in groups.ordered() {
+            let (resource, instance) = groups.keys[group as usize];
+            let waits = waits.row(group);
+            // One entry per task, with its longest hold; tasks come in their order.
+            all.clear();
+            for &h in holders.row(group) {
+                match all.last_mut() {
+                    Some(Holder { task, held_ns }) if *task == h.task => *held_ns = h.held_ns.max(*held_ns),
+                    _ => all.push(h),
+                }
+            }
             // Whoever acquired after the oldest wait began did not cause it (a compatible reader passing by);
             // unless nobody is left: then the lock changes hands quickly and its present holders are all there is.
-            let oldest = waits.iter().map(|k| self.waits[k.2 as usize].waited_ns).max().unwrap_or(0);
-            let before: Vec<_> =
-                held.iter().copied().filter(|x| x.2.saturating_add(CLOCK_SLACK_NS) >= oldest).collect();
-            if !before.is_empty() {
-                held = &before;
+            let oldest = waits.iter().map(|&w| self.waits[w as usize].waited_ns).max().unwrap_or(0);
+            let before = |h: &Holder| h.held_ns.saturating_add(CLOCK_SLACK_NS) >= oldest;
+            if all.iter().any(before) {
+                all.retain(before);
             }
-            let blocker = |x: &(u32, u32, u64)| Blocker { task: x.1, kind: EdgeKind::Holds };
-            let (own, others): (Vec<u32>, Vec<u32>) = waits
-                .iter()
-                .map(|k| k.2)
-                .partition(|&w| held.binary_search_by_key(&self.waits[w as usize].task, |x| x.1).is_ok());
-            let mut push = |blockers: Vec<Blocker>, waits: Vec<u32>| {
-                let untracked = blockers.is_empty();
-                self.barriers.push(Barrier { resource: Some(resource), instance, blockers, untracked, waits });
-            };
+            own.clear();
+            others.clear();
+            for &w in waits {
+                let holds = all.binary_search_by_key(&self.waits[w as usize].task, |h| h.task).is_ok();
+                if holds { &mut own } else { &mut others }.push(w);
+            }
+            let blocker = |h: &Holder| Blocker { task: h.task, kind: EdgeKind::Holds };
             if !others.is_empty() {
-                push(held.iter().map(blocker).collect(), others);
+                let first = self.blockers.len();
+                self.blockers.extend(all.iter().map(blocker));
+                self.push_barrier(Some(resource), instance, false, first, others.iter().copied());
             }
-            for wait in own {
+            for &wait in &own {
                 // It wants more of what it holds (an upgrade): the other holders are in its way.
-                let me = self.waits[wait as usize].task;
-                let blockers = held.iter().filter(|x| x.1 != me).map(blocker).collect::<Vec<_>>();
-                let untracked = blockers.is_empty();
-                let waits = vec![wait];
-                self.barriers.push(Barrier { resource: Some(resource), instance, blockers, untracked, waits });
+                let (first, me) = (self.blockers.len(), self.waits[wait as usize].task);
+                self.blockers.extend(all.iter().filter(|h| h.task != me).map(blocker));
+                self.push_barrier(Some(resource), instance, false, first, [wait]);
             }
         }
+    }
+
+    /// What hangs on the barriers, once all are known.
+    fn index_barriers(&mut self) {
+        let mut bars = Vec::with_capacity(self.blockers.len());
+        self.barrier_of = vec![NONE; self.waits.len()];
+        for (b, barrier) in self.barriers.iter_mut().enumerate() {
+            for k in &self.blockers[range(&barrier.blockers)] {
+                bars.push((k.task, (b as u32, k.kind)));
+                barrier.longest_own_ns = barrier.longest_own_ns.max(self.own_ns[k.task as usize]);
+            }
+            for &w in &self.barrier_waits[range(&barrier.waits)] {
+                self.barrier_of[w as usize] = b as u32;
+                barrier.longest_wait_ns = barrier.longest_wait_ns.max(self.waits[w as usize].waited_ns);
+            }
+        }
+        self.bars = Rows::new(self.tasks, bars);
     }
 
     fn build_pools(
@@ -534,19 +662,28 @@ impl Graph {
             waits_left: vec![(0, 0); self.tasks],
             task: vec![(0, Gone::No); self.tasks],
             pool_freed: vec![0; self.pools.len()],
+            bars_to_hit: Vec::new(),
         }
     }
 
     /// The counterfactual for a set of tasks. A freed waiter runs and then frees those who wait for what it holds;
     /// every barrier falls at most once and every task goes at most once, so cycles end.
     pub fn relief(&self, set: &[u32], s: &mut Scratch) -> Relief {
+        let mut out = Relief::default();
+        self.relief_into(set, s, &mut out);
+        out
+    }
+
+    /// The same, in the room of an earlier one.
+    pub fn relief_into(&self, set: &[u32], s: &mut Scratch, out: &mut Relief) {
         s.stamp += 1;
         let stamp = s.stamp;
-        let mut out = Relief { freed_ns: vec![0; self.resources], ..Relief::default() };
+        out.clear(self.resources);
         // Whoever is freed goes on as it did before: one that has held what others want for longer than those who free it
         // did not begin to stand in the way because of them, and will not stop.
         let own_ns = set.iter().map(|&t| self.untraced_ns(t).max(self.own_ns[t as usize])).max().unwrap_or(0);
-        let mut bars_to_hit: Vec<u32> = Vec::new();
+        let mut bars_to_hit = std::mem::take(&mut s.bars_to_hit);
+        bars_to_hit.clear();
         for &t in set {
             if s.task[t as usize].0 == stamp {
                 continue; // named twice
@@ -570,7 +707,7 @@ impl Graph {
                 continue;
             }
             out.fallen.push(b);
-            for &w in &barrier.waits {
+            for &w in &self.barrier_waits[range(&barrier.waits)] {
                 let wait = &self.waits[w as usize];
                 let t = wait.task as usize;
                 if let Some(r) = wait.resource {
@@ -594,6 +731,7 @@ impl Graph {
                 }
             }
         }
+        s.bars_to_hit = bars_to_hit;
         // A task that only barred the queue stops waiting too: without this the report it waits for would always
         // seem to free a little more than it does.
         if !out.victims.is_empty() {
@@ -608,10 +746,9 @@ impl Graph {
                 }
             }
         }
-        self.free_pools(set, s, &mut out);
+        self.free_pools(set, s, out);
         out.victims.sort_unstable();
         out.fallen.sort_unstable();
-        out
     }
 
     /// The shares of pools that come back: all that the set holds, and the servers that freed waiters were stuck on.
@@ -619,7 +756,6 @@ impl Graph {
         if self.pools.is_empty() {
             return;
         }
-        let mut touched: Vec<u32> = Vec::new();
         let freed_waiters = out.victims.len();
         for i in 0..set.len() + freed_waiters {
             let (t, own) = if i < set.len() { (set[i], true) } else { (out.victims[i - set.len()], false) };
@@ -636,15 +772,15 @@ impl Graph {
                 };
                 if counts && pool.lost_ns > 0 {
                     if s.pool_freed[part.pool as usize] == 0 {
-                        touched.push(part.pool);
+                        out.pools.push(part.pool);
                     }
                     let freed = &mut s.pool_freed[part.pool as usize];
                     *freed = freed.saturating_add(part.amount);
                 }
             }
         }
-        touched.sort_unstable();
-        for &p in &touched {
+        out.pools.sort_unstable();
+        for &p in &out.pools {
             let pool = &self.pools[p as usize];
             let amount = std::mem::take(&mut s.pool_freed[p as usize]);
             let freed = &mut out.freed_ns[pool.resource as usize];
@@ -654,7 +790,6 @@ impl Graph {
             let of_others_ns = pool.lost_ns.saturating_sub(own_delays_ns);
             *freed = freed.saturating_add(scale(of_others_ns, amount.min(all), all));
         }
-        out.pools = touched;
     }
 
     /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait, and the gain
@@ -676,7 +811,7 @@ impl Graph {
                 if b == NONE {
                     continue;
                 }
-                for k in &self.barriers[b as usize].blockers {
+                for k in self.blockers_of(b) {
                     if self.blocked[k.task as usize] {
                         if seen.len() < MAX_INHERIT && !seen.contains(&k.task) {
                             seen.push(k.task);
@@ -699,12 +834,15 @@ impl Graph {
     fn untraced_ns(&self, t: u32) -> u64 {
         let bars = self.bars.row(t).iter().map(|&(b, _)| self.longest_wait_ns(b));
         let behind = self.waits_of.row(t).iter().flat_map(|&w| self.barrier_of.get(w as usize)).filter(|&&b| b != NONE);
-        let holders = behind.flat_map(|&b| self.barriers[b as usize].blockers.iter());
-        bars.chain(holders.map(|k| self.own_ns[k.task as usize])).max().unwrap_or(0)
+        bars.chain(behind.map(|&b| self.barriers[b as usize].longest_own_ns)).max().unwrap_or(0)
     }
 
     pub fn longest_wait_ns(&self, barrier: u32) -> u64 {
-        self.barriers[barrier as usize].longest_wait_ns(&self.waits)
+        self.barriers[barrier as usize].longest_wait_ns
+    }
+
+    fn blockers_of(&self, barrier: u32) -> &[Blocker] {
+        &self.blockers[range(&self.barriers[barrier as usize].blockers)]
     }
 }
 

@@ -299,9 +299,8 @@ fn p99_with_in_flight(
     if nothing || fallen {
         // Exact, not by bucket: an age just over the objective must not read as just under it.
         let mut ages = ages.clone();
-        ages.sort_unstable();
         let rank = (ages.len() as f64 * 0.99).ceil() as usize;
-        let p99_ns = ages.get(rank.saturating_sub(1)).copied().unwrap_or(0);
+        let p99_ns = if rank > 0 { *ages.select_nth_unstable(rank - 1).1 } else { 0 };
         return (p99_ns, nothing || weight >= LEAST_LATE, 1.0);
     }
     let late_done = objective_ns.map_or(0, |slo| class.latency.over(slo));

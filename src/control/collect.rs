@@ -10,9 +10,10 @@ use super::window::*;
 use crate::cancel::action::{self, Level};
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
+use crate::region::tasks::{handle_of, index_of};
 use crate::region::Region;
-use crate::trace::view::{Held, RunningWait, Totals, TraceView};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use crate::trace::view::{ahead, Held, RunningWait, Totals, TraceView};
+use std::collections::VecDeque;
 
 /// Samples per window.
 pub const STRIDES: u64 = 4;
@@ -29,11 +30,13 @@ const USUAL_EVERY_NS: u64 = 1_000_000_000;
 const USUAL_LEAST: u64 = 20;
 
 /// Everything that only grows, at one time.
+#[derive(Default)]
 struct Sample {
     at_ns: u64,
     /// Measured only while an overload is suspected: reading every task's cells costs most of a tick.
     resources: Option<Totals>,
-    classes: BTreeMap<u16, Vec<u32>>,
+    /// Completions per class and latency; empty = the class has completed nothing yet.
+    classes: [Vec<u32>; MAX_CLASSES],
     slot_exec_ns: Vec<u64>,
     /// What the kernel told of threads, with the resources.
     system: Option<Look>,
@@ -47,6 +50,7 @@ struct Gap {
 
 #[derive(Default)]
 pub struct Collector {
+    room: Room,
     samples: VecDeque<Sample>,
     gaps: VecDeque<Gap>,
     completions: u64,
@@ -56,6 +60,18 @@ pub struct Collector {
     usual_spoilt: bool,
     /// CPU and block I/O.
     pub sampler: Sampler,
+}
+
+/// Memory of earlier windows for the next one: thousands of small lists would else be made and thrown away each time.
+#[derive(Default)]
+struct Room {
+    sample: Sample,
+    /// In-flight ages per class.
+    ages_ns: [Vec<u64>; MAX_CLASSES],
+    tasks: Vec<TaskView>,
+    parents: Vec<u64>,
+    edges: Vec<Edge>,
+    trace: TraceView,
 }
 
 /// What is usual of a resource in calm times.
@@ -93,8 +109,15 @@ impl Collector {
         self.measured_ns
     }
 
-    fn corrected(&self, noted_ns: u64) -> u64 {
-        self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
+    /// Takes a window back that nobody needs any more: the next one is made in its room.
+    pub fn reuse(&mut self, window: Window) {
+        for class in window.classes {
+            self.room.ages_ns[class.class as usize % MAX_CLASSES] = class.in_flight_age_ns;
+        }
+        // One without details has no room worth keeping.
+        if window.tasks.capacity() > 0 {
+            (self.room.tasks, self.room.edges) = (window.tasks, window.edges);
+        }
     }
 
     /// Learns for how long things are held on average: once a second, since it reads all cells. A second in which there was
@@ -107,9 +130,9 @@ impl Collector {
         let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
         self.usual_at_ns = now_ns;
         let mut totals = Totals::default();
-        let tasks = region.tasks().iter().take(region.header().tasks_used.load(Acquire) as usize).map(|t| &t.trace);
+        let tasks = ahead(used_tasks(region), |t| t.trace.ask_for_first_line(), |t| t.trace.ask_for_other_lines());
         let workers = region.workers().iter().take(region.header().workers_used.load(Acquire) as usize);
-        tasks.chain(workers.map(|w| &w.trace)).for_each(|trace| trace.add_totals(&mut totals));
+        tasks.map(|t| &t.trace).chain(workers.map(|w| &w.trace)).for_each(|trace| trace.add_totals(&mut totals));
         for (usual, total) in self.usual.iter_mut().zip(&totals) {
             let held_ns = grown(total.hold_ns, usual.total_hold_ns);
             let acquired = grown(total.acquired, usual.total_acquired);
@@ -140,43 +163,52 @@ impl Collector {
     pub fn measure_resources(&mut self, region: &Region) {
         let since_ns = region.header().clock.tracing_since_ns();
         let mut totals = Totals::default();
-        let Some(now_ns) = self.samples.back().map(|s| s.at_ns) else { return };
-        let used = region.header().tasks_used.load(Acquire) as usize;
-        let tasks = region.tasks().iter().take(used);
+        let Some(newest) = self.samples.back_mut() else { return };
+        let times = Times::new(newest.at_ns, &self.gaps);
+        let tasks = ahead(used_tasks(region), |t| t.ask_for_first_lines(true), |t| t.trace.ask_for_other_lines());
         let traces = tasks.map(|slot| (slot.state.load(Acquire) & 3 == ACTIVE, &slot.trace));
         for (live, trace) in traces.chain(region.live_workers().map(|w| (true, &w.trace))) {
             trace.add_totals(&mut totals);
             if live {
-                add_running(&self.read_trace(region, trace, since_ns), now_ns, &mut totals);
+                count_unstable(region, trace.view_into(since_ns, &mut self.room.trace));
+                add_running(&self.room.trace, &times, &mut totals);
             }
         }
-        let system = self.sampler.look(region, now_ns, say);
-        if let Some(newest) = self.samples.back_mut() {
-            (newest.resources, newest.system) = (Some(totals), system);
-        }
+        let system = self.sampler.look(region, newest.at_ns, say);
+        (newest.resources, newest.system) = (Some(totals), system);
     }
 
     /// Reads the region and gives the window that ends now. `detailed` adds resources, tasks and edges; such a window
     /// reaches back to the first measurement of the resources, at most `window_ns`.
     pub fn window(&mut self, region: &Region, now_ns: u64, window_ns: u64, detailed: bool) -> Window {
         let since_ns = region.header().clock.tracing_since_ns();
-        let used = region.header().tasks_used.load(Acquire) as usize;
-        let mut sample = Sample {
-            at_ns: now_ns,
-            resources: None,
-            classes: class_totals(region),
-            slot_exec_ns: Vec::with_capacity(used),
-            system: None,
-        };
+        let mut sample = self.next_sample(region, now_ns, window_ns);
         let mut totals = Totals::default();
         let mut window = Window { now_ns, ..Window::default() };
-        let mut in_flight: [Vec<u64>; MAX_CLASSES] = Default::default();
-        let mut views: Vec<(TaskView, u64, usize)> = Vec::with_capacity(if detailed { used } else { 0 });
-        let mut edges: Vec<Edge> = Vec::new();
+        let times = Times::new(now_ns, &self.gaps);
+        // A window with details begins with the first sample that has them.
+        let measured = self.samples.iter().find_map(|s| s.resources.as_ref().map(|totals| (s, totals)));
+        let measured = measured.filter(|_| detailed);
+        let measured_ns = measured.map_or(0, |(then, _)| now_ns.saturating_sub(then.at_ns));
+        // Of what is held now, the time inside the window.
+        let mut running_ns = [0u64; MAX_RESOURCES];
+        let Room { ages_ns, tasks, parents, edges, trace, .. } = &mut self.room;
+        ages_ns.iter_mut().for_each(Vec::clear);
+        parents.clear();
+        edges.clear();
 
         self.completions = 0;
         self.measured_ns = 0;
-        for (index, slot) in region.tasks().iter().take(used).enumerate() {
+        let slots = ahead(
+            used_tasks(region),
+            |slot| slot.ask_for_first_lines(detailed),
+            |slot| {
+                if detailed {
+                    slot.trace.ask_for_other_lines()
+                }
+            },
+        );
+        for (index, slot) in slots.enumerate() {
             let word = slot.state.load(Acquire);
             let live = word & 3 == ACTIVE;
             // Before everything else of the task: what is read after it may be of a later scope already, and then a cancel
@@ -188,22 +220,48 @@ impl Collector {
             let flags = slot.flags.load(Relaxed);
             let age_ns =
                 if in_request { now_ns.saturating_sub(start).saturating_sub(slot.client_ns(now_ns)) } else { 0 };
-            sample.slot_exec_ns.push(slot.exec_ns.load(Relaxed).wrapping_add(age_ns));
+            let exec_ns = slot.exec_ns.load(Relaxed).wrapping_add(age_ns);
+            sample.slot_exec_ns.push(exec_ns);
             let class = slot.class.load(Relaxed) as usize % MAX_CLASSES;
             if in_request && flags & FLAG_BACKGROUND == 0 {
-                in_flight[class].push(age_ns);
+                ages_ns[class].push(age_ns);
             }
             if !detailed {
                 continue;
             }
             slot.trace.add_totals(&mut totals);
+            // By slot, so that a request that vanishes (its process died) takes no other's time with it.
+            let exec_before_ns = measured.and_then(|(then, _)| then.slot_exec_ns.get(index).copied());
+            if measured.is_some() {
+                window.exec_ns = window.exec_ns.saturating_add(grown(exec_ns, exec_before_ns.unwrap_or(0)));
+            }
             if !live {
                 continue;
             }
-            let trace = self.read_trace(region, &slot.trace, since_ns);
-            add_running(&trace, now_ns, &mut totals);
-            let mut view = TaskView {
-                id: crate::region::tasks::handle_of(index, word),
+            if tasks.len() == parents.len() {
+                tasks.push(TaskView::default());
+            }
+            let view = &mut tasks[parents.len()];
+            parents.push(slot.parent.load(Relaxed));
+            let (mut waits, mut holdings) = (emptied(&mut view.waits), emptied(&mut view.holdings));
+            let (mut trace, stable) = slot.trace.view_as(since_ns, &mut holdings, |trace, h| times.holding(trace, h));
+            count_unstable(region, stable);
+            for h in &holdings {
+                let total = &mut totals[h.resource as usize % MAX_RESOURCES].hold_ns;
+                *total = total.wrapping_add(h.held_ns);
+                let running = &mut running_ns[h.resource as usize % MAX_RESOURCES];
+                *running = running.wrapping_add(h.held_ns.min(measured_ns));
+            }
+            let id = handle_of(index, word);
+            if let Some(wait) = &mut trace.wait {
+                wait.since_ns = times.since(wait.since_ns);
+                let waited_ns = now_ns.saturating_sub(wait.since_ns);
+                add_wait(id, wait, waited_ns, &mut waits, edges);
+                let total = &mut totals[wait.resource as usize % MAX_RESOURCES].wait_ns;
+                *total = total.wrapping_add(waited_ns);
+            }
+            *view = TaskView {
+                id,
                 key: slot.key.load(Relaxed),
                 // Read where it is shown: the stages do not need it.
                 label: String::new(),
@@ -226,19 +284,33 @@ impl Collector {
                     start => trace.waited_since(slot.work_waited.load(Relaxed), start, now_ns),
                 },
                 progress: (trace.progress != (0, 0)).then_some(trace.progress),
-                ..TaskView::default()
+                waits,
+                holdings,
+                exec_ns: grown(exec_ns, exec_before_ns.unwrap_or(exec_ns)).min(measured_ns),
+                rollback_ns: 0,
             };
-            add_trace(&mut view, trace, now_ns, &mut edges);
-            views.push((view, slot.parent.load(Relaxed), index));
         }
         if detailed {
+            tasks.truncate(parents.len());
             for worker in region.live_workers() {
                 worker.trace.add_totals(&mut totals);
-                let trace = self.read_trace(region, &worker.trace, since_ns);
-                add_running(&trace, now_ns, &mut totals);
-                let task = worker.task.load(Relaxed);
-                if let Some((view, ..)) = views.iter_mut().find(|v| v.0.id == task) {
-                    add_trace(view, trace, now_ns, &mut edges);
+                count_unstable(region, worker.trace.view_into(since_ns, trace));
+                add_running(trace, &times, &mut totals);
+                let Some(at) = place_of(tasks, worker.task.load(Relaxed)) else { continue };
+                // What several workers hold counts once.
+                let view = &mut tasks[at];
+                for h in &view.holdings {
+                    let running = &mut running_ns[h.resource as usize];
+                    *running = running.wrapping_sub(h.held_ns.min(measured_ns));
+                }
+                if let Some(wait) = &trace.wait {
+                    let waited_ns = now_ns.saturating_sub(times.since(wait.since_ns));
+                    add_wait(view.id, wait, waited_ns, &mut view.waits, edges);
+                }
+                add_holdings(&mut view.holdings, trace.held.iter().map(|&h| times.holding(trace, h)));
+                for h in &view.holdings {
+                    let running = &mut running_ns[h.resource as usize];
+                    *running = running.wrapping_add(h.held_ns.min(measured_ns));
                 }
             }
             sample.resources = Some(totals);
@@ -251,45 +323,26 @@ impl Collector {
             let (waiting, oldest_ns) = untracked(entry, now_ns);
             let shown = waiting.min(UNTRACKED_SHOWN);
             if shown > 0 {
-                let class = busiest(&sample.classes) as usize;
-                in_flight[class].extend((0..shown).map(|i| oldest_ns - oldest_ns / shown * i));
+                let class = busiest(&sample.classes);
+                ages_ns[class].extend((0..shown).map(|i| oldest_ns - oldest_ns / shown * i));
             }
         }
 
-        // The window: from the oldest sample that is at most a window old to this one.
-        while self.samples.len() > 1 && self.samples[1].at_ns.saturating_add(window_ns) <= now_ns {
-            self.samples.pop_front();
-        }
         if let Some(then) = self.samples.front() {
             window.length_ns = now_ns.saturating_sub(then.at_ns);
-            for (class, in_flight_age_ns) in in_flight.into_iter().enumerate() {
+            for (class, (counts, before)) in sample.classes.iter().zip(&then.classes).enumerate() {
+                if counts.is_empty() && ages_ns[class].is_empty() {
+                    continue;
+                }
                 let mut latency = Histogram::default();
-                let before = then.classes.get(&(class as u16));
-                let counts = sample.classes.get(&(class as u16));
-                for (bucket, &n) in counts.into_iter().flatten().enumerate() {
-                    latency.add(bucket, n.wrapping_sub(before.map_or(0, |b| b[bucket])) as u64);
+                for (bucket, &n) in counts.iter().enumerate() {
+                    latency.add(bucket, n.wrapping_sub(before.get(bucket).copied().unwrap_or(0)) as u64);
                 }
-                if counts.is_some() || !in_flight_age_ns.is_empty() {
-                    window.classes.push(ClassWindow { class: class as u16, latency, in_flight_age_ns });
-                }
+                let in_flight_age_ns = std::mem::take(&mut ages_ns[class]);
+                window.classes.push(ClassWindow { class: class as u16, latency, in_flight_age_ns });
             }
         }
-        let measured = self.samples.iter().find_map(|s| s.resources.as_ref().map(|totals| (s, totals)));
-        if let (true, Some((then, before))) = (detailed, measured) {
-            let length_ns = now_ns.saturating_sub(then.at_ns);
-            // By slot, so that a request that vanishes (its process died) takes no other's time with it.
-            let earlier = then.slot_exec_ns.iter().chain(std::iter::repeat(&0));
-            window.exec_ns = sample
-                .slot_exec_ns
-                .iter()
-                .zip(earlier)
-                .map(|(now, then)| grown(*now, *then))
-                .fold(0, u64::saturating_add);
-            let mut running_ns = [0u64; MAX_RESOURCES];
-            for h in views.iter().flat_map(|v| &v.0.holdings) {
-                let sum = &mut running_ns[h.resource as usize];
-                *sum = sum.saturating_add(h.held_ns.min(length_ns));
-            }
+        if let Some((then, before)) = measured {
             for (id, entry) in region.header().registered() {
                 let (now, before) = (&totals[id as usize], &before[id as usize]);
                 let (untracked_waiting, untracked_oldest_wait_ns) = untracked(entry, now_ns);
@@ -310,85 +363,142 @@ impl Collector {
                     untracked_oldest_wait_ns,
                 });
             }
-            for (view, _, index) in &mut views {
-                let before = then.slot_exec_ns.get(*index).copied();
-                let exec_ns = sample.slot_exec_ns[*index];
-                view.exec_ns = grown(exec_ns, before.unwrap_or(exec_ns)).min(length_ns);
-            }
             if let (Some(before), Some(now)) = (&then.system, &sample.system) {
                 let exec_ns = |slot: usize| {
                     // The threads were looked at last: a slot may have come into use since the rest was read.
                     let of = |s: &Sample| s.slot_exec_ns.get(slot).copied().unwrap_or(0);
-                    grown(of(&sample), of(then)).min(length_ns)
+                    grown(of(&sample), of(then)).min(measured_ns)
                 };
-                self.add_system(region, &mut window, &mut views, before, now, &exec_ns, length_ns);
+                add_system(&self.sampler, region, &mut window, tasks, before, now, &exec_ns, measured_ns);
             }
-            self.measured_ns = length_ns;
         }
+        self.measured_ns = measured_ns;
         self.samples.push_back(sample);
 
         if detailed {
-            window.tasks = fold_children(views, &mut edges);
-            window.edges = edges;
+            fold_children(tasks, parents, edges);
+            (window.tasks, window.edges) = (std::mem::take(tasks), std::mem::take(edges));
         }
         window
     }
 
-    /// CPU and block I/O as resources of the window, between two looks at the threads.
-    #[allow(clippy::too_many_arguments)]
-    fn add_system(
-        &self,
-        region: &Region,
-        window: &mut Window,
-        views: &mut [(TaskView, u64, usize)],
-        before: &Look,
-        now: &Look,
-        exec_ns: &dyn Fn(usize) -> u64,
-        length_ns: u64,
-    ) {
-        let part = |slot: usize| system::Part {
-            used: now.slot(slot).sums.since(before.slot(slot).sums),
-            exec_ns: exec_ns(slot),
-        };
-        let pressure = |now: Option<u64>, before: Option<u64>| {
-            Some((grown(now?, before?) as f64 / length_ns.max(1) as f64).min(1.0))
-        };
-        window.pressure.cpu = pressure(now.pressure_cpu_ns, before.pressure_cpu_ns);
-        window.pressure.io = pressure(now.pressure_io_ns, before.pressure_io_ns);
-        let machine = system::Machine {
-            cpus: self.sampler.cpus(),
-            tasks: now.tasks,
-            looked_at: now.looked_at,
-            pressure_io: window.pressure.io,
-        };
-        let parts: Vec<system::Part> = now.slots().map(part).collect();
-        let (cpu, io) = self.sampler.samples();
-        for id in system::sampled(cpu, io) {
-            let name = region.header().resource_name(id);
-            window.resources.push(system::resource_window(id, name, &parts, &machine));
-            for (view, _, slot) in views.iter_mut() {
-                system::show(view, id, &part(*slot), &now.slot(*slot), &machine);
-            }
+    /// A sample of now, its completions filled in; drops those that no window reaches back to any more: one begins with the
+    /// oldest sample that is at most `window_ns` old.
+    fn next_sample(&mut self, region: &Region, now_ns: u64, window_ns: u64) -> Sample {
+        while self.samples.len() > 1 && self.samples[1].at_ns.saturating_add(window_ns) <= now_ns {
+            self.room.sample = self.samples.pop_front().unwrap_or_default();
         }
+        let Sample { mut classes, mut slot_exec_ns, .. } = std::mem::take(&mut self.room.sample);
+        read_classes(region, &mut classes);
+        slot_exec_ns.clear();
+        Sample { at_ns: now_ns, resources: None, classes, slot_exec_ns, system: None }
     }
+}
 
-    /// A view of one worker; leftovers from before `since_ns` are left out.
-    fn read_trace(&self, region: &Region, trace: &Trace, since_ns: u64) -> TraceView {
-        let (mut view, stable) = trace.view(since_ns);
-        if !stable {
-            region.header().counters.unstable_reads.fetch_add(1, Relaxed);
+/// CPU and block I/O as resources of the window, between two looks at the threads.
+#[allow(clippy::too_many_arguments)]
+fn add_system(
+    sampler: &Sampler,
+    region: &Region,
+    window: &mut Window,
+    tasks: &mut [TaskView],
+    before: &Look,
+    now: &Look,
+    exec_ns: &dyn Fn(usize) -> u64,
+    length_ns: u64,
+) {
+    let part = |slot: usize| system::Part {
+        used: now.slot(slot).sums.since(before.slot(slot).sums),
+        exec_ns: exec_ns(slot),
+    };
+    let pressure = |now: Option<u64>, before: Option<u64>| {
+        Some((grown(now?, before?) as f64 / length_ns.max(1) as f64).min(1.0))
+    };
+    window.pressure.cpu = pressure(now.pressure_cpu_ns, before.pressure_cpu_ns);
+    window.pressure.io = pressure(now.pressure_io_ns, before.pressure_io_ns);
+    let machine = system::Machine {
+        cpus: sampler.cpus(),
+        tasks: now.tasks,
+        looked_at: now.looked_at,
+        pressure_io: window.pressure.io,
+    };
+    let parts: Vec<system::Part> = now.slots().map(part).collect();
+    let (cpu, io) = sampler.samples();
+    for id in system::sampled(cpu, io) {
+        let name = region.header().resource_name(id);
+        window.resources.push(system::resource_window(id, name, &parts, &machine));
+        for task in tasks.iter_mut() {
+            let slot = index_of(task.id);
+            system::show(task, id, &part(slot), &now.slot(slot), &machine);
         }
-        if !self.gaps.is_empty() {
-            let times =
-                view.wait.iter_mut().map(|w| &mut w.since_ns).chain(view.held.iter_mut().map(|h| &mut h.since_ns));
-            times.for_each(|t| *t = self.corrected(*t));
-        }
-        view
     }
 }
 
 fn say(trouble: Trouble) {
     action::log(Level::Warning, trouble.words());
+}
+
+/// The slots that may have been used.
+fn used_tasks(region: &Region) -> &[TaskSlot] {
+    let used = region.header().tasks_used.load(Acquire) as usize;
+    &region.tasks()[..used.min(region.tasks().len())]
+}
+
+/// The list's room, for another list.
+fn emptied<T>(list: &mut Vec<T>) -> Vec<T> {
+    list.clear();
+    std::mem::take(list)
+}
+
+/// Where the task stands in `tasks`, which are in the order of their slots.
+fn place_of(tasks: &[TaskView], task: TaskId) -> Option<usize> {
+    let at = tasks.binary_search_by_key(&index_of(task), |t| index_of(t.id)).ok()?;
+    (tasks[at].id == task).then_some(at)
+}
+
+/// Times that were noted, as they count at one moment: those noted in a gap of the clock from its end.
+struct Times<'a> {
+    now_ns: u64,
+    gaps: &'a VecDeque<Gap>,
+    newest_gap_ns: u64,
+}
+
+impl<'a> Times<'a> {
+    fn new(now_ns: u64, gaps: &'a VecDeque<Gap>) -> Self {
+        Times { now_ns, gaps, newest_gap_ns: gaps.back().map_or(0, |g| g.from_ns) }
+    }
+
+    #[inline(always)]
+    fn since(&self, noted_ns: u64) -> u64 {
+        // After the newest gap, as nearly always, there is nothing to look for.
+        if noted_ns > self.newest_gap_ns {
+            return noted_ns;
+        }
+        self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
+    }
+
+    /// What a worker holds, as the stages see it.
+    #[inline(always)]
+    fn holding(&self, trace: &TraceView, h: Held) -> Holding {
+        let since_ns = self.since(h.since_ns);
+        let held_ns = self.now_ns.saturating_sub(since_ns);
+        // The wait that runs counts too.
+        let waits_since_ns = trace.wait.map_or(self.now_ns, |w| self.since(w.since_ns));
+        let waited_ns = h.waited_ns.saturating_add(self.now_ns.saturating_sub(waits_since_ns.max(since_ns)));
+        Holding {
+            resource: h.resource,
+            instance: h.instance,
+            amount: h.amount,
+            held_ns,
+            waited_ns: waited_ns.min(held_ns),
+        }
+    }
+}
+
+fn count_unstable(region: &Region, stable: bool) {
+    if !stable {
+        region.header().counters.unstable_reads.fetch_add(1, Relaxed);
+    }
 }
 
 /// Waiters that are not tasks yet, and the oldest one's wait, as last observed.
@@ -398,14 +508,14 @@ fn untracked(entry: &ResourceEntry, now_ns: u64) -> (u64, u64) {
     (waiting, if waiting > 0 { entry.queue_oldest_wait_ns.load(Relaxed) } else { 0 })
 }
 
-fn add_running(trace: &TraceView, now_ns: u64, totals: &mut Totals) {
+fn add_running(trace: &TraceView, times: &Times, totals: &mut Totals) {
     if let Some(wait) = trace.wait {
         let total = &mut totals[wait.resource as usize].wait_ns;
-        *total = total.wrapping_add(now_ns.saturating_sub(wait.since_ns));
+        *total = total.wrapping_add(times.now_ns.saturating_sub(times.since(wait.since_ns)));
     }
     for held in &trace.held {
         let total = &mut totals[held.resource as usize].hold_ns;
-        *total = total.wrapping_add(now_ns.saturating_sub(held.since_ns));
+        *total = total.wrapping_add(times.now_ns.saturating_sub(times.since(held.since_ns)));
     }
 }
 
@@ -420,60 +530,43 @@ fn grown(now: u64, before: u64) -> u64 {
 }
 
 /// The class with the most completions ever.
-fn busiest(classes: &BTreeMap<u16, Vec<u32>>) -> u16 {
-    let completions = |counts: &[u32]| counts.iter().map(|&n| n as u64).sum::<u64>();
-    classes.iter().max_by_key(|(_, counts)| completions(counts)).map_or(0, |(&class, _)| class)
+fn busiest(classes: &[Vec<u32>]) -> usize {
+    let completions = |class: &usize| classes[*class].iter().map(|&n| n as u64).sum::<u64>();
+    (0..classes.len()).filter(|&class| !classes[class].is_empty()).max_by_key(completions).unwrap_or(0)
 }
 
-fn class_totals(region: &Region) -> BTreeMap<u16, Vec<u32>> {
-    let mut classes = BTreeMap::new();
-    let mut rest = region.header().classes_used.load(Relaxed);
-    while rest != 0 {
-        let class = rest.trailing_zeros() as usize % MAX_CLASSES;
-        let mut counts = vec![0u32; BUCKETS];
-        for shard in &region.header().classes[class] {
+/// Completions of each class so far; a class without any stays, or becomes, empty.
+fn read_classes(region: &Region, classes: &mut [Vec<u32>]) {
+    let used = region.header().classes_used.load(Relaxed);
+    for (class, (counts, shards)) in classes.iter_mut().zip(&region.header().classes).enumerate() {
+        counts.clear();
+        if used >> class & 1 == 0 {
+            continue;
+        }
+        counts.resize(BUCKETS, 0);
+        for shard in shards {
             for (count, bucket) in counts.iter_mut().zip(&shard.buckets) {
                 *count = count.wrapping_add(bucket.load(Relaxed));
             }
         }
-        classes.insert(class as u16, counts);
-        rest &= rest - 1;
     }
-    classes
 }
 
-fn add_trace(view: &mut TaskView, trace: TraceView, now_ns: u64, edges: &mut Vec<Edge>) {
-    if let Some(RunningWait { resource, instance, since_ns, blocked_by }) = trace.wait {
-        view.waits.push(Wait { resource, instance, waited_ns: now_ns.saturating_sub(since_ns) });
-        if blocked_by != 0 {
-            edges.push(Edge { waiter: view.id, blocker: blocked_by, kind: EdgeKind::Holds, resource, instance });
-        }
+/// A worker's wait is its task's.
+fn add_wait(task: TaskId, wait: &RunningWait, waited_ns: u64, waits: &mut Vec<Wait>, edges: &mut Vec<Edge>) {
+    let RunningWait { resource, instance, blocked_by, .. } = *wait;
+    waits.push(Wait { resource, instance, waited_ns });
+    if blocked_by != 0 {
+        edges.push(Edge { waiter: task, blocker: blocked_by, kind: EdgeKind::Holds, resource, instance });
     }
-    let waits_since_ns = trace.wait.map_or(now_ns, |w| w.since_ns);
-    let holding = |h: Held| {
-        let held_ns = now_ns.saturating_sub(h.since_ns);
-        // The wait that runs counts too.
-        let waited_ns = h.waited_ns.saturating_add(now_ns.saturating_sub(waits_since_ns.max(h.since_ns)));
-        Holding {
-            resource: h.resource,
-            instance: h.instance,
-            amount: h.amount,
-            held_ns,
-            waited_ns: waited_ns.min(held_ns),
-        }
-    };
-    add_holdings(&mut view.holdings, trace.held.into_iter().map(holding).collect());
 }
 
 /// Several workers of one task may hold the same thing: it is the task's, since the first of them.
-fn add_holdings(all: &mut Vec<Holding>, more: Vec<Holding>) {
-    if all.is_empty() {
-        // One worker's holdings are distinct.
-        *all = more;
-        return;
-    }
+fn add_holdings(all: &mut Vec<Holding>, more: impl Iterator<Item = Holding>) {
+    // One worker's holdings are distinct.
+    let others = all.len();
     for h in more {
-        match all.iter_mut().find(|a| a.resource == h.resource && a.instance == h.instance) {
+        match all[..others].iter_mut().find(|a| a.resource == h.resource && a.instance == h.instance) {
             Some(a) => {
                 if is_system(h.resource) {
                     a.held_ns = a.held_ns.saturating_add(h.held_ns); // each with threads of its own
@@ -487,47 +580,43 @@ fn add_holdings(all: &mut Vec<Holding>, more: Vec<Holding>) {
     }
 }
 
-/// A child's holdings and waits are its parent's: cancelling the parent ends both.
-fn fold_children(views: Vec<(TaskView, u64, usize)>, edges: &mut [Edge]) -> Vec<TaskView> {
-    if views.iter().all(|v| v.1 == 0) {
-        return views.into_iter().map(|v| v.0).collect();
+/// A child's holdings and waits are its parent's: cancelling the parent ends both. `parents`: of each task, 0 = none.
+fn fold_children(tasks: &mut Vec<TaskView>, parents: &[u64], edges: &mut [Edge]) {
+    if parents.iter().all(|&parent| parent == 0) {
+        return;
     }
-    let place: HashMap<u64, usize> = views.iter().enumerate().map(|(i, v)| (v.0.id, i)).collect();
-    let parents: Vec<u64> = views.iter().map(|v| v.1).collect();
     // Bounded: a cycle of parents ends somewhere in it.
     let root = |start: usize| {
         let mut at = start;
         for _ in 0..FAMILY_DEPTH {
-            match place.get(&parents[at]) {
-                Some(&up) if up != at => at = up,
+            match place_of(tasks, parents[at]) {
+                Some(up) if up != at => at = up,
                 _ => break,
             }
         }
         at
     };
-    let roots: Vec<usize> = (0..views.len()).map(root).collect();
-    let ids: Vec<u64> = views.iter().map(|v| v.0.id).collect();
-    let mut all: Vec<Option<TaskView>> = views.into_iter().map(|v| Some(v.0)).collect();
-    for (i, &root) in roots.iter().enumerate() {
-        if root == i || roots[root] != root {
-            continue;
-        }
-        if let Some(child) = all[i].take() {
-            if let Some(parent) = &mut all[root] {
-                parent.waits.extend(child.waits);
-                add_holdings(&mut parent.holdings, child.holdings);
-                parent.exec_ns = parent.exec_ns.saturating_add(child.exec_ns);
-                parent.work_ns = parent.work_ns.max(child.work_ns);
-                parent.protected |= child.protected;
-            }
-        }
-    }
-    let head = |id: u64| place.get(&id).map_or(id, |&i| ids[roots[i]]);
+    let roots: Vec<usize> = (0..tasks.len()).map(root).collect();
+    let head = |id: u64| place_of(tasks, id).map_or(id, |at| tasks[roots[at]].id);
     for edge in edges.iter_mut() {
         edge.waiter = head(edge.waiter);
         edge.blocker = head(edge.blocker);
     }
-    all.into_iter().flatten().collect()
+    let folds = |at: usize| roots[at] != at && roots[roots[at]] == roots[at];
+    for at in (0..tasks.len()).filter(|&at| folds(at)) {
+        let child = std::mem::take(&mut tasks[at]);
+        let parent = &mut tasks[roots[at]];
+        parent.waits.extend(child.waits);
+        add_holdings(&mut parent.holdings, child.holdings.into_iter());
+        parent.exec_ns = parent.exec_ns.saturating_add(child.exec_ns);
+        parent.work_ns = parent.work_ns.max(child.work_ns);
+        parent.protected |= child.protected;
+    }
+    let mut at = 0;
+    tasks.retain(|_| {
+        at += 1;
+        !folds(at - 1)
+    });
 }
 
 /// The heads of task families, for edges that the host names later.

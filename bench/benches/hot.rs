@@ -1,10 +1,13 @@
-//! What a host pays for the library: hot calls with the gate closed, with the coarse and with the precise clock; a
-//! task's begin and end; the controller's tick. Measured in C through the shared library (`host.c`), beside what a
-//! call and a clock cost on the same machine in the same run.
-use criterion::{criterion_group, BenchmarkGroup, Criterion, SamplingMode};
+//! What a host pays for the library: hot calls with the gate closed, with the coarse and with the precise clock, a task's
+//! begin and end, on one thread and on several at once. Measured in C through the shared library (`host.c`), beside what
+//! a store, a call and a clock cost on the same machine in the same run, and what two peers cost that a host could use
+//! instead. The controller's side is in `tick.rs`.
+//! SPDX-License-Identifier: MIT OR Apache-2.0
+use criterion::measurement::WallTime;
+use criterion::{criterion_group, BenchmarkGroup, BenchmarkId, Criterion};
 use std::{
     env,
-    ffi::{c_char, c_int, CStr, CString},
+    ffi::{c_char, c_int, c_uint, CStr, CString},
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -13,6 +16,25 @@ use std::{
 };
 
 type Loop = unsafe extern "C" fn(u64);
+
+/// `bench_loop` of host.h.
+#[repr(C)]
+struct RawLoop {
+    group: *const c_char,
+    name: *const c_char,
+    run: Option<Loop>,
+    calls: u64,
+}
+
+/// One thing that host.c repeats.
+#[derive(Clone, Copy)]
+struct Repeated {
+    group: &'static str,
+    name: &'static str,
+    run: Loop,
+    /// In each round; times are given per call.
+    calls: u64,
+}
 
 /// `host.c` as a loaded module.
 struct Host {
@@ -34,11 +56,25 @@ impl Host {
         for name in ["libatropos.so", "libatropos.so.0"] {
             symlink(target.join("release/libatropos.so"), dir.join(name)).expect("a fresh folder takes a link");
         }
+        let (benches, include) = (root.join("bench/benches"), root.join("include"));
+        let flags = ["-D_GNU_SOURCE", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread", "-c"];
+        let mut objects = Vec::new();
+        for (compiler, standard, source) in [("cc", "-std=c11", "host.c"), ("c++", "-std=c++17", "peer.cpp")] {
+            let object = dir.join(source).with_extension("o");
+            run(Command::new(compiler)
+                .arg(standard)
+                .args(flags)
+                .arg("-I")
+                .arg(&include)
+                .arg(benches.join(source))
+                .arg("-o")
+                .arg(&object));
+            objects.push(object);
+        }
         let module = dir.join("host.so");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-I"]);
-        cc.arg(root.join("include")).arg(root.join("bench/benches/host.c")).arg("-o").arg(&module);
-        run(cc.arg("-L").arg(&dir).arg("-latropos").arg(format!("-Wl,-rpath,{}", dir.display())));
+        let mut link = Command::new("c++");
+        link.args(["-shared", "-pthread"]).args(&objects).arg("-o").arg(&module);
+        run(link.arg("-L").arg(&dir).arg("-latropos").arg(format!("-Wl,-rpath,{}", dir.display())));
         Host::load(module)
     }
 
@@ -59,6 +95,26 @@ impl Host {
         assert!(!found.is_null(), "host.c has no {name}");
         // SAFETY: a function pointer has the size of a pointer, and callers name host.c's types.
         unsafe { std::mem::transmute_copy(&found) }
+    }
+
+    fn loops(&self, group: &str) -> impl Iterator<Item = Repeated> {
+        let symbol = c"bench_loops";
+        // SAFETY: the handle is open for good.
+        let found = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) } as *const RawLoop;
+        assert!(!found.is_null(), "host.c has no {symbol:?}");
+        let text = |at: *const c_char| -> &'static str {
+            // SAFETY: a string constant of a module that stays loaded.
+            unsafe { CStr::from_ptr(at) }.to_str().expect("names are ASCII")
+        };
+        let mut all = Vec::new();
+        for i in 0.. {
+            // SAFETY: the array is as host.h declares it and ends with a NULL name, where we stop.
+            let raw = unsafe { &*found.add(i) };
+            let (false, Some(run)) = (raw.name.is_null(), raw.run) else { break };
+            all.push(Repeated { group: text(raw.group), name: text(raw.name), run, calls: raw.calls });
+        }
+        let group = group.to_string();
+        all.into_iter().filter(move |l| l.group == group)
     }
 
     fn init(&self, text: &str) {
@@ -95,58 +151,44 @@ fn run(command: &mut Command) {
     assert!(done.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Function of host.c, and how many hot calls one round makes: times are given per call.
-const HOT: [(&str, u64); 11] = [
-    ("hot_get_free", 2),
-    ("hot_get_free_on", 2),
-    ("hot_wait_get_free", 3),
-    ("hot_wait_abandoned", 2),
-    ("hot_progress", 1),
-    ("hot_cancel_requested", 1),
-    ("hot_request", 2),
-    ("hot_task_get_free", 2),
-    ("hot_task_wait_get_free", 3),
-    ("hot_task_progress", 1),
-    ("hot_task_cancel_requested", 1),
-];
-/// Begin and end together are one.
-const TASKS: [&str; 2] = ["hot_create_free", "hot_task_create_free"];
-
-fn one<M: criterion::measurement::Measurement<Value = Duration>>(
-    group: &mut BenchmarkGroup<'_, M>,
-    host: &Host,
-    name: &str,
-    calls: u64,
-) {
-    let f: Loop = host.get(name);
-    let shown = name.trim_start_matches("hot_").trim_start_matches("base_");
-    group.bench_function(shown, |b| {
+/// `threads` = 1: on this thread, which has a task.
+fn one(group: &mut BenchmarkGroup<'_, WallTime>, host: &Host, what: Repeated, threads: u32) {
+    let on_threads: unsafe extern "C" fn(Loop, c_uint, u64) -> f64 = host.get("bench_on_threads");
+    let id = match threads {
+        1 => BenchmarkId::from_parameter(what.name),
+        n => BenchmarkId::new(what.name, format!("{n} threads")),
+    };
+    group.bench_function(id, |b| {
         b.iter_custom(|n| {
             // At least one round; whole rounds only, so scale what was taken to the calls asked for.
-            let rounds = n.div_ceil(calls);
-            let begin = cpu_time();
+            let rounds = n.div_ceil(what.calls);
+            let scale = n as f64 / (rounds * what.calls) as f64;
+            if threads == 1 {
+                let begin = cpu_time();
+                // SAFETY: as host.h declares it.
+                unsafe { (what.run)(rounds) };
+                return (cpu_time() - begin).mul_f64(scale);
+            }
             // SAFETY: as host.c declares it.
-            unsafe { f(rounds) };
-            (cpu_time() - begin).mul_f64(n as f64 / (rounds * calls) as f64)
+            let ns = unsafe { on_threads(what.run, threads, rounds) };
+            assert!(ns >= 0.0, "no {threads} threads");
+            Duration::from_secs_f64(ns / 1e9).mul_f64(scale)
         })
     });
 }
 
-fn quick(group: &mut BenchmarkGroup<'_, criterion::measurement::WallTime>) {
+fn quick(group: &mut BenchmarkGroup<'_, WallTime>) {
     group.sample_size(30).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(600));
 }
 
 fn hot_calls(c: &mut Criterion) {
     let host = Host::build();
-    let mut group = c.benchmark_group("base");
-    quick(&mut group);
-    for name in ["base_loop", "base_call", "base_clock_gettime"] {
-        one(&mut group, &host, name, 1);
+    for group_name in ["base", "peer"] {
+        let mut group = c.benchmark_group(group_name);
+        quick(&mut group);
+        host.loops(group_name).for_each(|what| one(&mut group, &host, what, 1));
+        group.finish();
     }
-    #[cfg(target_arch = "x86_64")]
-    one(&mut group, &host, "base_rdtsc", 1);
-    group.finish();
-
     for (group_name, text, on) in [
         ("off", "mode = off", false),
         ("coarse", "mode = observe\nclock = coarse", true),
@@ -158,60 +200,33 @@ fn hot_calls(c: &mut Criterion) {
         assert_eq!(host.call("bench_tick"), 0);
         let mut group = c.benchmark_group(group_name);
         quick(&mut group);
-        for (name, calls) in HOT {
-            one(&mut group, &host, name, calls);
-        }
-        for name in TASKS {
-            one(&mut group, &host, name, 1);
-        }
+        host.loops("hot").for_each(|what| one(&mut group, &host, what, 1));
         group.finish();
         assert_eq!(host.call("bench_shutdown"), 0);
     }
 }
 
-/// Shorter than any step of a 20 ms window, so that each tick measured has work to do.
-const WINDOW_MS: u64 = 20;
-
-fn controller(c: &mut Criterion) {
+/// All processors at once: what the calls of several threads cost each other, and what they would with a lock.
+fn threads(c: &mut Criterion) {
     let host = Host::build();
-    let begin: unsafe extern "C" fn(u32, u32, u32, c_int) -> u32 = host.get("crowd_begin");
-    let end: unsafe extern "C" fn() = host.get("crowd_end");
-    let tick: unsafe extern "C" fn() -> c_int = host.get("bench_tick");
-    let mut group = c.benchmark_group("controller tick, 1000 tasks");
-    group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(4));
-    // The requests never end: under the largest objective they are calm, under the smallest an overload, and every
-    // tick estimates and chooses.
-    for (name, stalled, slo_ms, held) in
-        [("calm", 0, 3_600_000, 2), ("stalled", 1, 1, 2), ("calm", 0, 3_600_000, 8), ("stalled", 1, 1, 8)]
-    {
-        host.init(&format!("mode = observe\nmax_tasks = 1200\nwindow_ms = {WINDOW_MS}\nslo_ms = {slo_ms}"));
-        // SAFETY: as host.c declares it. 32 asked for; the bench's own lock is one of the table's places.
-        let resources = unsafe { begin(1000, 32, held, stalled) };
-        assert!(resources >= 30, "the library took {resources} resources");
-        group.bench_function(format!("{name}, {} resources, {held} held by each", resources + 1), |b| {
-            b.iter_custom(|n| {
-                let mut spent = Duration::ZERO;
-                for _ in 0..n {
-                    // Only ticks that are due do work: pace them as a host does, and count the ticks alone.
-                    std::thread::sleep(Duration::from_millis(WINDOW_MS));
-                    let begin = cpu_time();
-                    // SAFETY: as host.c declares it.
-                    let code = unsafe { tick() };
-                    spent += cpu_time() - begin;
-                    assert_eq!(code, 0, "this process leads");
-                }
-                spent
-            })
-        });
-        // SAFETY: as host.c declares it.
-        unsafe { end() };
-        assert_eq!(host.call("bench_shutdown"), 0);
+    let most = std::thread::available_parallelism().map_or(1, |n| n.get() as u32).min(64);
+    let mut counts: Vec<u32> = (1..).map(|i| 1 << i).take_while(|&n| n < most).collect();
+    counts.push(most);
+    host.init("mode = observe\nclock = coarse");
+    assert_eq!(host.call("bench_tick"), 0);
+    let mut group = c.benchmark_group("threads");
+    quick(&mut group);
+    let hot = ["get_free", "get_free_on", "wait_get_free", "request", "create_free", "task_create_free"];
+    let compared: Vec<Repeated> =
+        host.loops("base").filter(|l| l.name == "fetch_add").chain(host.loops("peer")).collect();
+    for what in compared.into_iter().chain(host.loops("hot").filter(|l| hot.contains(&l.name))) {
+        counts.iter().filter(|&&n| n > 1).for_each(|&n| one(&mut group, &host, what, n));
     }
     group.finish();
+    assert_eq!(host.call("bench_shutdown"), 0);
 }
 
-criterion_group!(benches, hot_calls, controller);
+criterion_group!(benches, hot_calls, threads);
 
 fn main() {
     // `cargo test --all-targets` runs benches with --test: there is nothing to assert about times, and building the

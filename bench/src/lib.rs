@@ -10,6 +10,7 @@ pub mod integration;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod micro;
 pub mod mysql;
 pub mod overhead;
 pub mod pg;

@@ -3,7 +3,9 @@ use anyhow::{bail, Context, Result};
 use atropos_bench::host::{self, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, Recorded};
-use atropos_bench::{cases, clock, guard, http, integration, load, machine, mysql, overhead, pg, race, replay, runner};
+use atropos_bench::{
+    cases, clock, guard, http, integration, load, machine, micro, mysql, overhead, pg, race, replay, runner,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fs::File;
 use std::io::Write;
@@ -28,6 +30,18 @@ enum Command {
     Integration(IntegrationArgs),
     /// Short statements on 16 connections while cancels fly
     Race(RaceArgs),
+    /// Show what `cargo bench` found, beside the budgets, and what a task costs in memory
+    Micro {
+        /// Criterion's folder
+        #[arg(long)]
+        criterion: PathBuf,
+        /// Leave out what was measured before this time, in seconds since 1970
+        #[arg(long, default_value_t = 0)]
+        since: u64,
+        /// Write bench/results/hot-<date>.json and .md
+        #[arg(long)]
+        record: bool,
+    },
     /// Replay a decision log through the library's stages: each decision must come out as it was recorded
     Replay {
         /// The file that atropos.decision_log (or decision_log) named
@@ -220,6 +234,7 @@ fn main() -> ExitCode {
         Command::Overhead(a) => overhead_command(a),
         Command::Integration(a) => integration_command(a).map(|()| true),
         Command::Race(a) => race_command(a),
+        Command::Micro { criterion, since, record } => micro::report(&criterion, since, record).map(|()| true),
         Command::Replay { file } => std::fs::read_to_string(&file)
             .with_context(|| format!("read {}", file.display()))
             .and_then(|text| replay::replay_log(&text))

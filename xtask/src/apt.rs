@@ -19,6 +19,12 @@ pub const LOAD_HTTPD: &[&str] = &["wrk", "libapache2-mod-qos"];
 pub const TEST: &[&str] =
     &["gcc", "g++", "libc6-dev", "binutils", "libclang-dev", "libsqlite3-dev", "cmake", "pkg-config"];
 
+/// For counting instructions.
+pub const COUNT: &[&str] = &["gcc", "g++", "libc6-dev", "valgrind"];
+
+/// For the micro-benchmarks: the probes they compare with.
+pub const BENCH: &[&str] = &["systemtap-sdt-dev"];
+
 /// Installs those of `packages` that are missing (as root), or says which command does it.
 pub fn ensure(packages: &[&str]) -> Result<()> {
     let mut missing = Vec::new();

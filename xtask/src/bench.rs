@@ -5,6 +5,7 @@ use crate::{apt, dirs, progress};
 use anyhow::{anyhow, bail, Result};
 use clap::ValueEnum;
 use std::process::Command;
+use std::time::SystemTime;
 
 #[derive(clap::Args)]
 pub struct CaseArgs {
@@ -21,8 +22,12 @@ pub struct BenchArgs {
 
 #[derive(clap::Subcommand)]
 pub enum Bench {
-    /// What one call on the hot path costs
+    /// What one call on the hot path costs, a step of the controller, and a task in memory; beside the budgets
     Hot {
+        /// Write bench/results/hot-<date>.json and .md
+        #[arg(long)]
+        record: bool,
+        /// Passed on to the benchmarks: a part of a name, criterion's options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -43,10 +48,17 @@ pub fn case(args: &CaseArgs) -> Result<()> {
 
 pub fn bench(args: &BenchArgs) -> Result<()> {
     match &args.what {
-        Bench::Hot { args } => {
+        Bench::Hot { record, args } => {
+            apt::ensure(apt::BENCH)?;
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
             let mut cargo = dirs::cargo();
-            cargo.args(["bench", "-p", "atropos-bench", "--"]).args(args);
-            run_through(cargo)
+            cargo.args(["bench", "-p", "atropos-bench", "--bench", "hot", "--bench", "tick", "--"]).args(args);
+            run_through(cargo)?;
+            let criterion = dirs::target()?.join("criterion");
+            let mut show: Vec<String> = vec!["--criterion".into(), criterion.display().to_string()];
+            show.extend(["--since".into(), since.to_string()]);
+            show.extend(record.then(|| "--record".into()));
+            run_through(tool("micro", &show))
         }
         Bench::Overhead { args } => {
             ensure(host(args)?, Variants::All)?;

@@ -9,6 +9,7 @@ mod dirs;
 mod faults;
 mod fuzz;
 mod install;
+mod instructions;
 mod patches;
 mod progress;
 mod report;
@@ -52,6 +53,8 @@ enum Task {
     Abi(abi::AbiArgs),
     /// Fuzz the library (libFuzzer, AddressSanitizer): `fuzz`, `fuzz calls --minutes 60`
     Fuzz(fuzz::FuzzArgs),
+    /// Count the instructions of the hot calls and of a controller's step, and compare with those recorded
+    Instructions(instructions::InstructionsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),
     /// Install the Debian packages that building and testing need
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Faults(args) => faults::faults(&args).map(success),
         Task::Abi(args) => abi::run(&args).map(success),
         Task::Fuzz(args) => fuzz::run(&args).map(success),
+        Task::Instructions(args) => instructions::run(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),
     };

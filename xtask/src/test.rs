@@ -112,6 +112,14 @@ const CHECKS: &[Check] = &[
         unless: || (std::env::consts::ARCH != "x86_64").then(|| "the committed interface is x86_64's".into()),
     },
     Check {
+        name: "instructions",
+        what: "instructions of the hot calls and of a controller's step, against those recorded",
+        command: || own(&["instructions"]),
+        limit_minutes: 10,
+        needs: &[],
+        unless: always,
+    },
+    Check {
         name: "install",
         what: "installed package, used through CMake and pkg-config",
         command: install,
@@ -205,7 +213,8 @@ const CHECKS: &[Check] = &[
 pub fn setup() -> Result<()> {
     let recipes = Server::ALL.map(|server| server.recipe().packages).concat();
     let loads = [apt::LOAD_POSTGRESQL, apt::LOAD_MYSQL, apt::LOAD_HTTPD].concat();
-    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, abi::PACKAGES, &recipes, &loads].concat();
+    let mut packages: Vec<&str> =
+        [apt::TEST, apt::BUILD, apt::COUNT, abi::PACKAGES, &recipes, &loads].concat();
     packages.sort_unstable();
     packages.dedup();
     apt::ensure(&packages)?;

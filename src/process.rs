@@ -3,6 +3,8 @@
 //! Hot calls read one pointer (`active`) and the thread's binding; everything else is behind it. The region and this
 //! object are not freed while another thread of the process lives: it may be inside a hot call at any time.
 
+mod bound;
+
 use crate::cancel::action::{self, Level};
 use crate::cancel::agent::Served;
 use crate::config::{Config, Mode};
@@ -15,7 +17,7 @@ use crate::region::lease::Role;
 use crate::region::owner::ProcessId;
 use crate::region::tasks::{active_word, index_of};
 use crate::region::{futex_wait, Region};
-use std::cell::Cell;
+use bound::BOUND;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -88,29 +90,6 @@ impl Stop {
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         *asked
     }
-}
-
-/// What the calling thread is bound to. No destructor: a library that hosts may dlclose must not leave one behind.
-struct Bound {
-    task: Cell<u64>,
-    /// The state word under which the binding is valid.
-    word: Cell<u64>,
-    slot: Cell<*const TaskSlot>,
-    trace: Cell<*const Trace>,
-    header: Cell<*const Header>,
-    /// The slot that names this thread as its worker.
-    owner: Cell<*const Owner>,
-    /// The kernel's number of this thread; 0 = not asked yet.
-    tid: Cell<u32>,
-    /// The task this thread ended last: its slot is taken again if it still is free.
-    cached: Cell<u64>,
-}
-
-thread_local! {
-    static BOUND: Bound = const {
-        Bound { task: Cell::new(0), word: Cell::new(0), slot: Cell::new(null()), trace: Cell::new(null()), header: Cell::new(null()), owner: Cell::new(null()),
-            tid: Cell::new(0), cached: Cell::new(0) }
-    };
 }
 
 /// The live object of this process.

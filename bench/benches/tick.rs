@@ -9,11 +9,11 @@ use atropos::control::collect::{Collector, STRIDES};
 use atropos::control::controller::Controller;
 use atropos::control::estimator::{estimate, EstimatorParams};
 use atropos::control::policy::{choose, PolicyParams};
-use atropos::control::window::ResourceKind;
+use atropos::control::window::{ResourceKind, Window};
 use atropos::region::lease::Role;
 use atropos::region::owner::ProcessId;
 use atropos::region::Region;
-use criterion::{criterion_group, BatchSize, BenchmarkId, Criterion, SamplingMode};
+use criterion::{criterion_group, BenchmarkId, Criterion, SamplingMode};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ impl Server {
         let region = Region::anonymous((tasks + 16).max(16), 16).expect("memory for the region");
         let config =
             Config { mode: Mode::Observe, max_tasks: tasks + 16, window_ms: WINDOW_MS, slo_ms, ..Config::default() };
-        region.header().publish_settings(&config);
+        region.header().publish_settings(&config).expect("nobody else has this region");
         let kinds = [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue];
         let register = |i: usize| region.header().register(&format!("resource {i}"), kinds[i % 3]);
         let ids: Vec<u32> = (0..31).map(|i| register(i).expect("31 resources fit")).collect();
@@ -169,22 +169,23 @@ fn stages(c: &mut Criterion) {
             let server = Server::new(tasks, *scene);
             let mut now_ns = server.region.now_ns();
             let mut collector = Collector::default();
-            let mut window = || {
+            let mut window = |before: Option<Window>| {
                 now_ns += 25 * MS;
+                if let Some(before) = before {
+                    collector.reuse(before);
+                }
                 collector.window(&server.region, now_ns, 100 * MS, true)
             };
-            (0..8).for_each(|_| drop(window()));
-            group.bench_function(BenchmarkId::new("window", tasks), |b| b.iter(&mut window));
-            let seen = window();
+            let mut seen = Some((0..8).fold(window(None), |before, _| window(Some(before))));
+            group.bench_function(BenchmarkId::new("window", tasks), |b| b.iter(|| seen = Some(window(seen.take()))));
+            let seen = window(seen);
             let params = EstimatorParams::default();
             group.bench_function(BenchmarkId::new("estimate", tasks), |b| {
                 b.iter(|| estimate(black_box(&seen), &params))
             });
             let found = estimate(&seen, &params);
             let policy = PolicyParams::default();
-            group.bench_function(BenchmarkId::new("choose", tasks), |b| {
-                b.iter_batched(|| (), |()| choose(&found, &seen, &policy, 4), BatchSize::SmallInput)
-            });
+            group.bench_function(BenchmarkId::new("choose", tasks), |b| b.iter(|| choose(&found, &seen, &policy, 4)));
         }
         group.finish();
     }

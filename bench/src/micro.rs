@@ -146,7 +146,7 @@ const MS: u64 = 1_000_000;
 fn memory() -> Result<Vec<Memory>> {
     let region = Region::anonymous(TASKS, 16)?;
     let config = Config { mode: Mode::Observe, max_tasks: TASKS, window_ms: 20, slo_ms: 1.0, ..Config::default() };
-    region.header().publish_settings(&config);
+    region.header().publish_settings(&config)?;
     let kinds = [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue];
     let resources: Vec<u32> =
         (0..31).map(|i| region.header().register(&format!("resource {i}"), kinds[i % 3])).collect::<Result<_, _>>()?;

@@ -389,40 +389,41 @@ impl Graph {
         g.waits_of = Rows::new(tasks, wait_pairs);
 
         // Holders of the waited-for locks, and of the contended pools.
-        let mut waited_for = vec![false; window.resources.len()];
-        groups.keys.iter().for_each(|k| waited_for[k.0 as usize] = true);
+        let pool_lost = |(r, &lost_ns): (&ResourceWindow, &u64)| r.kind != ResourceKind::Lock && lost_ns > 0;
+        let mut wanted: Vec<bool> = window.resources.iter().zip(lost_ns).map(pool_lost).collect();
+        groups.keys.iter().for_each(|k| wanted[k.0 as usize] = true);
         let mut holders: Vec<(u32, Holder)> = Vec::new();
         let mut pool_holders: Vec<PoolHolder> = Vec::new();
-        let mut oldest_hold_ns = vec![0u64; tasks];
-        g.own_ns = vec![0u64; tasks];
+        let mut oldest_hold_ns = Vec::with_capacity(tasks);
+        g.own_ns.reserve(tasks);
         for (t, task) in window.tasks.iter().enumerate() {
+            let (mut oldest_ns, mut own_ns) = (0, 0);
             for h in &task.holdings {
                 if !is_system(h.resource) {
-                    oldest_hold_ns[t] = oldest_hold_ns[t].max(h.held_ns);
-                    g.own_ns[t] = g.own_ns[t].max(h.held_ns.saturating_sub(h.waited_ns));
+                    oldest_ns = h.held_ns.max(oldest_ns);
+                    own_ns = h.held_ns.saturating_sub(h.waited_ns).max(own_ns);
                 }
                 let Some(r) = resources.get(h.resource) else {
                     continue;
                 };
-                match kind_of(r) {
-                    ResourceKind::Lock if waited_for[r as usize] => {
-                        if let Some(group) = groups.get(r, h.instance) {
-                            holders.push((group, Holder { task: t as u32, held_ns: h.held_ns }));
-                        }
+                // Of most resources nobody wants anything just now.
+                if !wanted[r as usize] {
+                    continue;
+                }
+                if kind_of(r) == ResourceKind::Lock {
+                    if let Some(group) = groups.get(r, h.instance) {
+                        holders.push((group, Holder { task: t as u32, held_ns: h.held_ns }));
                     }
-                    ResourceKind::Lock => {}
-                    kind if lost_ns[r as usize] > 0 => {
-                        let amount = if kind == ResourceKind::Queue { 1 } else { h.amount };
-                        let own_ns = match kind {
-                            ResourceKind::Queue => h.held_ns.saturating_sub(h.waited_ns),
-                            _ => h.held_ns,
-                        };
-                        let (instance, task, held_ns) = (h.instance, t as u32, h.held_ns);
-                        pool_holders.push(PoolHolder { resource: r, instance, task, amount, held_ns, own_ns });
-                    }
-                    _ => {}
+                } else {
+                    let queue = g.queue[r as usize];
+                    let (instance, task, held_ns) = (h.instance, t as u32, h.held_ns);
+                    let amount = if queue { 1 } else { h.amount };
+                    let own_ns = if queue { held_ns.saturating_sub(h.waited_ns) } else { held_ns };
+                    pool_holders.push(PoolHolder { resource: r, instance, task, amount, held_ns, own_ns });
                 }
             }
+            oldest_hold_ns.push(oldest_ns);
+            g.own_ns.push(own_ns);
         }
         g.infer_barriers(&groups, inferred, holders);
         g.index_barriers();

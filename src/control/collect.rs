@@ -407,13 +407,10 @@ fn add_system(
     exec_ns: &dyn Fn(usize) -> u64,
     length_ns: u64,
 ) {
-    let part = |slot: usize| system::Part {
-        used: now.slot(slot).sums.since(before.slot(slot).sums),
-        exec_ns: exec_ns(slot),
-    };
-    let pressure = |now: Option<u64>, before: Option<u64>| {
-        Some((grown(now?, before?) as f64 / length_ns.max(1) as f64).min(1.0))
-    };
+    let part =
+        |slot: usize| system::Part { used: now.slot(slot).sums.since(before.slot(slot).sums), exec_ns: exec_ns(slot) };
+    let pressure =
+        |now: Option<u64>, before: Option<u64>| Some((grown(now?, before?) as f64 / length_ns.max(1) as f64).min(1.0));
     window.pressure.cpu = pressure(now.pressure_cpu_ns, before.pressure_cpu_ns);
     window.pressure.io = pressure(now.pressure_io_ns, before.pressure_io_ns);
     let machine = system::Machine {

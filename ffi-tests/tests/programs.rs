@@ -67,6 +67,12 @@ fn dlopen_and_dlclose_with_live_threads() {
     run("dlopen.c", Link::None, &["{lib}"]);
 }
 
+/// What the loader does for a library that was there at the start it does not do for one that comes later.
+#[test]
+fn late_threads() {
+    run("late_threads.c", Link::None, &["{lib}"]);
+}
+
 #[test]
 fn every_program_is_run() {
     let there = fs::read_dir(root().join("ffi-tests/c")).expect("ffi-tests/c exists");
@@ -74,6 +80,6 @@ fn every_program_is_run() {
         .map(|e| e.expect("readable").file_name().into_string().expect("ASCII"))
         .filter(|n| !n.ends_with(".h") && !n.starts_with("fault_")) // those are in faults.rs
         .collect();
-    let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c"]).map(|s| s.to_string()).collect();
+    let run: BTreeSet<String> = FILES.iter().chain(&["dlopen.c", "late_threads.c"]).map(|s| s.to_string()).collect();
     assert_eq!(there, run, "left: the files of c/; right: those listed here");
 }

@@ -471,7 +471,9 @@ impl<'a> Times<'a> {
         if noted_ns > self.newest_gap_ns {
             return noted_ns;
         }
-        self.gaps.iter().rev().find(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
+        // They are in the order of time.
+        let found = self.gaps.partition_point(|g| g.from_ns <= noted_ns).checked_sub(1);
+        found.map(|i| &self.gaps[i]).filter(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)
     }
 
     /// What a worker holds, as the stages see it.

@@ -319,13 +319,7 @@ impl Controller {
     }
 
     /// A quarter of a window has passed: look again. The resources that are not calm; None = they were not measured.
-    fn stride(
-        &mut self,
-        region: &Region,
-        now_ns: u64,
-        log_path: Option<&str>,
-        change: &mut dyn Change,
-    ) -> Option<u64> {
+    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>, change: &mut dyn Change) -> Option<u64> {
         let detailed = self.watching;
         let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
         let contended = match window.length_ns {

@@ -53,7 +53,7 @@ enum Task {
     Abi(abi::AbiArgs),
     /// Fuzz the library (libFuzzer, AddressSanitizer): `fuzz`, `fuzz calls --minutes 60`
     Fuzz(fuzz::FuzzArgs),
-    /// Count the instructions of the hot calls and of a controller's step, and compare with those recorded
+    /// Count the instructions of the hot calls, and compare with those recorded
     Instructions(instructions::InstructionsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
     Install(install::InstallArgs),

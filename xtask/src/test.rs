@@ -213,8 +213,7 @@ const CHECKS: &[Check] = &[
 pub fn setup() -> Result<()> {
     let recipes = Server::ALL.map(|server| server.recipe().packages).concat();
     let loads = [apt::LOAD_POSTGRESQL, apt::LOAD_MYSQL, apt::LOAD_HTTPD].concat();
-    let mut packages: Vec<&str> =
-        [apt::TEST, apt::BUILD, apt::COUNT, abi::PACKAGES, &recipes, &loads].concat();
+    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, apt::COUNT, abi::PACKAGES, &recipes, &loads].concat();
     packages.sort_unstable();
     packages.dedup();
     apt::ensure(&packages)?;

@@ -136,6 +136,14 @@ const CHECKS: &[Check] = &[
         unless: always,
     },
     Check {
+        name: "simulation",
+        what: "random servers under the controller: right culprits, nobody else; short",
+        command: || cargo(&["run", "--release", "-q", "-p", "atropos-sim", "--", "report", "--smoke"]),
+        limit_minutes: 10,
+        needs: &[],
+        unless: always,
+    },
+    Check {
         name: "patches",
         what: "patch series of all servers complete, documented and small",
         command: || own(&["server", "lint"]),

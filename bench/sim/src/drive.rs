@@ -2,8 +2,8 @@
 //!
 //! A private region stands in for the server's shared memory, and its clock for time: the counter's scale is set to
 //! nothing, so that the clock reads what the model says. The host's tracepoints write into it through the library's own
-//! hot path, and the library's own [`Controller`] ticks on it. To see what an idea is worth it can be taken away: what one
-//! stage hands to the next is changed on its way.
+//! hot path, and the library's own [`Controller`] ticks on it. To see what an idea is worth it can be taken away: what
+//! one stage hands to the next is changed on its way.
 
 use crate::host::{Host, Res, Tap, MS, SECOND};
 use crate::rng::Rng;

@@ -87,7 +87,7 @@ fn smoke(seed: u64) -> Result<()> {
         sums.false_positives,
         sums.late_part() * 100.0
     );
-    if sums.incidents < 20 || sums.precision() < 0.9 || sums.recall() < 0.8 {
+    if sums.incidents < 20 || sums.precision() < 0.95 || sums.recall() < 0.95 || sums.false_positives > 1 {
         bail!("far from what the pipeline can do: precision {:.3}, recall {:.3}", sums.precision(), sums.recall());
     }
     Ok(())

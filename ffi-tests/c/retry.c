@@ -201,7 +201,7 @@ typedef struct {
   atropos_task_t task;
   int answer;
   uint64_t answered_ns;
-  char why[256];
+  char why[1024];
 } waiter;
 
 static void *waiter_main(void *arg) {

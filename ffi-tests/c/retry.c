@@ -344,6 +344,8 @@ static void in_turn(void) {
     CHECK(at_ns > calm_ns + (CALM_MS - 50 + (uint64_t)turn * PAUSE_MS) * 1000000u);
     turn++;
   }
+  /* It did not come when it was its turn, and was silent: too late now. */
+  WAIT_FOR(20, stat_number("retries_dropped") == 2);
   CHECK(kill(child[STOPPED], SIGCONT) == 0);
   CHECK_EQ(hear(t[STOPPED].to_parent[0]), ATROPOS_DROP);
   for (int i = 0; i < CHILDREN; i++) {

@@ -242,10 +242,11 @@ mod desk {
             }
         }
 
-        /// May the task of this decision still ask, or does it wait?
+        /// Is there something to learn yet of this decision's task: it may still ask, waits, or went since the last step?
         pub fn is_open(&self, region: &Region, decision_id: u64) -> bool {
             let of_it = |e: &RetryEntry| e.decision_id.load(Relaxed) == decision_id;
-            region.header().retries.iter().any(|e| state_of(e.word.load(Acquire)) >= RETRY_OPEN && of_it(e))
+            self.seen.iter().any(|s| state_of(s.word) >= RETRY_OPEN && s.decision_id == decision_id)
+                || region.header().retries.iter().any(|e| state_of(e.word.load(Acquire)) >= RETRY_OPEN && of_it(e))
         }
 
         /// Drops who must not wait on, sets one free if it is time; what has been decided about whom since the last step.

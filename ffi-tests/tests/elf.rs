@@ -19,7 +19,7 @@ fn dynamic(elf: &Elf) -> Vec<(u64, u64, String)> {
     let (entries, strings) = sections.dynamic(e, data).expect("readable").expect("a shared library has one");
     let strings = sections.strings(e, data, strings).expect("it has names");
     let name = |value: u64| strings.get(value as u32).map(|n| String::from_utf8_lossy(n).into()).unwrap_or_default();
-    entries.iter().map(|d| (d.d_tag(e) as u64, d.d_val(e), name(d.d_val(e)))).collect()
+    entries.iter().map(|d| (d.d_tag(e), d.d_val(e), name(d.d_val(e)))).collect()
 }
 
 fn values(elf: &Elf, tag: u32) -> Vec<u64> {

@@ -501,7 +501,8 @@ mod properties {
             let mut queue: Vec<Waiting> = Vec::new();
             let (mut completions, mut turn, mut last_release) = (0, 0, None);
             // (time, contended) of each step, and (time, completions): the test's own memory of everything.
-            let (mut seen, mut done): (Vec<(u64, Option<u64>)>, Vec<(u64, u64)>) = (vec![], vec![]);
+            let mut seen: Vec<(u64, Option<u64>)> = vec![];
+            let mut done: Vec<(u64, u64)> = vec![];
             for (n, s) in steps.iter().enumerate() {
                 let now_ns = 1_000 * MS + n as u64 * STEP_NS;
                 completions += s.completed;

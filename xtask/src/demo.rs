@@ -293,7 +293,7 @@ fn violations(run: &Value) -> Vec<String> {
 
 /// Of the requests that take too much only the transaction runs again: the others say that they do not.
 fn takes_the_lock(run: &Value) -> bool {
-    run["culprit"].as_str().map_or(true, |culprit| culprit == "lock")
+    matches!(run["culprit"].as_str(), None | Some("lock"))
 }
 
 /// What became of the cancelled request, for people; None where none ran again.

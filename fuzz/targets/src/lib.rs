@@ -10,6 +10,9 @@ pub mod decision_log;
 mod input;
 pub mod region;
 
+/// Runs a target on one input; it must come back, whatever the bytes.
+pub type Run = fn(&[u8]);
+
 /// Every target by the name of its folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, fn(&[u8])); 4] =
+pub const TARGETS: [(&str, Run); 4] =
     [("config", config::run), ("region", region::run), ("decision_log", decision_log::run), ("calls", calls::run)];

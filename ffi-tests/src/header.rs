@@ -62,7 +62,7 @@ pub fn generate_map() -> Result<String, String> {
     }
     let [major, minor, _] = crate_version();
     let present = format!("ATROPOS_{major}.{minor}");
-    if !nodes.last().is_some_and(|node| node.version == present) {
+    if nodes.last().map(|node| &node.version) != Some(&present) {
         nodes.push(atropos_link::Node { version: present, names: Vec::new() });
     }
     exported.retain(|name| !nodes.iter().any(|node| node.names.contains(name)));

@@ -94,7 +94,10 @@
 /** 0/1: never cancelled. */
 #define ATROPOS_TASK_PROTECTED 4
 
-/** 0/1: it was cancelled once and runs again; it is not cancelled a second time. */
+/**
+ * 0/1: the request in flight was cancelled once and runs again (atropos_retry_wait): it is not cancelled a second time. The
+ * mark goes with the request.
+ */
 #define ATROPOS_TASK_RETRIED 5
 
 /** 0/1, default 1: 0 while cancelling is not possible (a commit in progress). */
@@ -117,6 +120,15 @@
 
 /** Action flag: the controller may run it in its own process, for tasks of any process. */
 #define ATROPOS_ACTION_ANYWHERE 1
+
+/** Answer of atropos_retry_wait and _poll: do not run it again, tell the client; atropos_last_error says why. */
+#define ATROPOS_DROP 0
+
+/** Run the cancelled request again, now. */
+#define ATROPOS_RETRY 1
+
+/** Answer of atropos_retry_poll only: not yet. */
+#define ATROPOS_RETRY_LATER 2
 
 /**
  * Settings. `size` must be sizeof(atropos_config). Numbers: 0 = default. Precedence: defaults < file < text < fields.
@@ -161,6 +173,18 @@ typedef struct atropos_config {
   uint32_t cancel_burst;
   /** At most this share of completions may be cancelled (the burst excepted), 0..1; default 0.01. */
   double cancel_share;
+  /**
+   * For how long what a task was cancelled for must have been calm before it runs again, in ms, 10..600000; default
+   * 1000. See atropos_retry_wait.
+   */
+  uint32_t retry_calm_ms;
+  /** Longest wait to run again of a background task, or of one without a deadline, in ms, 1..86400000; default 600000. */
+  uint32_t retry_background_max_ms;
+  /**
+   * A cancelled task runs again only while the throughput is at most this share of what it was before the cancel,
+   * above 0..1; default 0.5. 1 = at any throughput; 0 (only without any load) can be said in the text form.
+   */
+  double retry_load_share;
 } atropos_config;
 
 /** Level: 1 error, 2 warning, 3 notice, 4 debug. Called only by threads inside init, reload, tick, controller or agent. */
@@ -235,7 +259,11 @@ typedef struct atropos_cancel_request {
   const char *reason;
 } atropos_cancel_request;
 
-/** 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated). */
+/**
+ * 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated). It must
+ * return, as every callback: no exception, longjmp or pthread_exit out of it. While one blocks its thread serves nobody
+ * else: a controller's is replaced by another process's within 200 ms, if there is one.
+ */
 typedef int (*atropos_cancel_fn)(const struct atropos_cancel_request *req, void *arg);
 
 /** One recorded decision as a JSON object. */
@@ -276,8 +304,8 @@ extern "C" {
 int atropos_init(const struct atropos_config *cfg);
 
 /**
- * Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. The memory stays
- * mapped, so calls that other threads are inside stay harmless.
+ * Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. Calls that other threads
+ * are inside stay harmless: they find an empty region. Waits for a callback that runs on the library's threads.
  */
 int atropos_shutdown(void);
 
@@ -537,6 +565,46 @@ void atropos_task_leave(atropos_task_t t,
 
 /** Brackets time the host spends waiting for its own client inside a request: it is not execution time. */
 void atropos_task_client_wait(atropos_task_t t, int32_t on);
+
+/**
+ * Waits until a request that the controller has cancelled may run again: ATROPOS_RETRY, or ATROPOS_DROP.
+ *
+ * Call it once the request has ended and its work is undone, with the handle under which it was cancelled: either
+ * after atropos_free_cancel(task), or, where the task lives on (a session), between atropos_request_end and the next
+ * begin, holding nothing. Any thread of the task's process may call it; it blocks without holding anything.
+ *
+ * It may run again when each resource it was cancelled for has been calm for `retry_calm_ms` and the server does at
+ * most `retry_load_share` of the work it did before; those who wait go one by one, who has waited longest first, the next
+ * when the one before has ended or has run for `retry_calm_ms` without contention. A request runs again once: its
+ * retry is marked (ATROPOS_TASK_RETRIED) and is not cancelled. A session's next request is marked by the library; on a task
+ * made anew for the retry the host sets the mark.
+ *
+ * `deadline_ns`: until when a retry makes sense, on CLOCK_MONOTONIC, in ns (the client's patience); 0 = none. Background
+ * tasks, and those without a deadline, wait for at most `retry_background_max_ms`.
+ *
+ * ATROPOS_DROP comes at once for a task that was not cancelled by the controller (or by hand, or too long ago: one minute,
+ * or 128 cancels), for what has run again already, with a past deadline, while the mode is off, before
+ * atropos_init, and where no controller has ever run; within 2 s after the last one has stopped.
+ *
+ * Only what is safe may run again: not a byte of the answer was sent, the transaction is rolled back, and it was not one
+ * statement inside an explicit transaction block, whose earlier statements would be missing.
+ */
+int atropos_retry_wait(atropos_task_t task,
+                       uint64_t deadline_ns);
+
+/**
+ * As atropos_retry_wait, for hosts that must not block: ATROPOS_RETRY_LATER until there is an answer. The first call begins
+ * the wait and its deadline counts. Call it again at least once a second; who stays silent for 3 s, or does not come within
+ * 1 s when it is its turn, is dropped. Where this process drives the controller itself, tick in between.
+ */
+int atropos_retry_poll(atropos_task_t task,
+                       uint64_t deadline_ns);
+
+/**
+ * The request is not to run again after all (its client has gone, the server stops): whoever waits for it, in any thread of
+ * this process, is told ATROPOS_DROP. Harmless for every other handle.
+ */
+void atropos_retry_give_up(atropos_task_t task);
 
 /**
  * Begins a task and binds it to the calling thread; 0 = it runs untracked (no region, gate closed or table full).

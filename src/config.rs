@@ -1,6 +1,10 @@
 //! Configuration: one table of keys gives parsing, ranges, error texts and the documentation.
 
 use crate::error::{Code, Error, Result};
+use std::io::Read;
+
+/// A configuration file is a page of text: a device or a log given by mistake must not be read without end.
+const MOST_FILE_BYTES: u64 = 1 << 20;
 
 /// What the library may do about a culprit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,9 @@ pub struct Config {
     pub cancel_rate_per_s: f64,
     pub cancel_burst: u32,
     pub cancel_share: f64,
+    pub retry_calm_ms: u32,
+    pub retry_background_max_ms: u32,
+    pub retry_load_share: f64,
     pub clock: ClockChoice,
     /// Is the CPU a resource? Sampled from the kernel while an overload is suspected, for running tasks only.
     pub system_cpu: bool,
@@ -80,6 +87,9 @@ impl Default for Config {
             cancel_rate_per_s: 2.0,
             cancel_burst: 4,
             cancel_share: 0.01,
+            retry_calm_ms: 1000,
+            retry_background_max_ms: 600_000,
+            retry_load_share: 0.5,
             clock: ClockChoice::Auto,
             // Off until a host's own cases were measured with it: a busy CPU is the rule in an overload, and a host that ran
             // well without must get neither a new reason to cancel nor descriptors of its own taken by an upgrade.
@@ -159,6 +169,9 @@ pub const KEYS: &[Key] = &[
     key!(cancel_rate_per_s, 0.001, 1000.0, " (cancels per second)"),
     key!(cancel_burst, 1, 1000, " (cancels)"),
     key!(cancel_share, 0.0, 1.0, " (share of completions)"),
+    key!(retry_calm_ms, 10, 600000, " (milliseconds)"),
+    key!(retry_background_max_ms, 1, 86400000, " (milliseconds)"),
+    key!(retry_load_share, 0.0, 1.0, " (share of the throughput before the cancel; 1 = at any)"),
     Key {
         name: "clock",
         allowed: "auto, coarse or precise",
@@ -254,8 +267,15 @@ impl Config {
 
     /// Applies a file of `key = value` lines.
     pub fn apply_file(&mut self, file: &str) -> Result<()> {
-        let text = std::fs::read_to_string(file)
-            .map_err(|e| Error::new(Code::Config, format!("configuration file {file}: {e}")))?;
+        let fail = |why: &dyn std::fmt::Display| Error::new(Code::Config, format!("configuration file {file}: {why}"));
+        let mut text = String::new();
+        let opened = std::fs::File::open(file).map_err(|e| fail(&e))?;
+        opened.take(MOST_FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| fail(&e))?;
+        if text.len() as u64 > MOST_FILE_BYTES {
+            return Err(fail(&format_args!(
+                "longer than {MOST_FILE_BYTES} bytes, so it is not one; give another path"
+            )));
+        }
         self.apply_text(file, &text)
     }
 }
@@ -293,6 +313,12 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_end_is_refused() {
+        let e = Config::default().apply_file("/dev/zero").unwrap_err();
+        assert!(e.text.contains("/dev/zero") && e.text.contains("longer than 1048576 bytes"), "{e}");
+    }
+
+    #[test]
     fn numbers_refuse_nan_infinity_and_rubbish() {
         for v in ["NaN", "inf", "-1", "1e9", "", "0x10", "1 2"] {
             error_of(&format!("slo_tolerance = {v}"));
@@ -315,6 +341,9 @@ mod tests {
             ("cancel_rate_per_s", c.cancel_rate_per_s),
             ("cancel_burst", c.cancel_burst as f64),
             ("cancel_share", c.cancel_share),
+            ("retry_calm_ms", c.retry_calm_ms as f64),
+            ("retry_background_max_ms", c.retry_background_max_ms as f64),
+            ("retry_load_share", c.retry_load_share),
         ] {
             Config::default().set("default", name, &value.to_string()).unwrap();
         }

@@ -494,10 +494,12 @@ fn learnt_before() -> Vec<(u16, Learnt)> {
     before.and_then(|process| process.learnt.get().cloned()).unwrap_or_default()
 }
 
-/// Frees what an earlier shutdown left of its region (addresses and a few pages), if no other thread is there that might be
-/// inside a call. Children keep their own mapping.
+/// Frees what an earlier shutdown left of its region (addresses and a few pages), if nobody is there that might be inside a
+/// call. Children keep their own mapping.
 fn sweep() {
-    let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
+    // A host that restarts the library inside a callback returns into a call that still uses the old region.
+    let alone =
+        !action::InHost::anywhere() && std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     let retired = if alone { RETIRED.swap(null_mut(), AcqRel) } else { null_mut() };
     if retired.is_null() {
         return;

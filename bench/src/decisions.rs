@@ -39,7 +39,8 @@ pub fn read(path: &Path, run_ns: (i64, i64), wall_offset_ns: i64) -> Result<Vec<
     }
 }
 
-fn parse(text: &str, run_ns: (i64, i64), wall_offset_ns: i64) -> Result<Vec<Decision>> {
+/// As `read`, of a log's text.
+pub fn parse(text: &str, run_ns: (i64, i64), wall_offset_ns: i64) -> Result<Vec<Decision>> {
     let mut found: BTreeMap<u64, Decision> = BTreeMap::new();
     for (number, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let json: Value = serde_json::from_str(line).with_context(|| format!("line {}: {line}", number + 1))?;
@@ -50,7 +51,7 @@ fn parse(text: &str, run_ns: (i64, i64), wall_offset_ns: i64) -> Result<Vec<Deci
             let wall_ms = json["wall_ms"]
                 .as_f64()
                 .with_context(|| format!("line {}: neither a usable \"time_ns\" nor \"wall_ms\"", number + 1))?;
-            time_ns = (wall_ms * 1e6) as i64 - wall_offset_ns;
+            time_ns = ((wall_ms * 1e6) as i64).saturating_sub(wall_offset_ns);
         }
         let key = json["task"]["key"].as_i64().with_context(|| format!("line {}: no task.key", number + 1))?;
         let d = found.entry(id).or_insert_with(|| Decision {

@@ -76,7 +76,7 @@ fn read(criterion: &Path, since: SystemTime) -> Result<Vec<Row>> {
         let folders = fs::read_dir(&dir).with_context(|| format!("read {}", dir.display()))?;
         open.extend(folders.filter_map(|e| e.ok()).map(|e| e.path()).filter(|p| p.is_dir()));
     }
-    rows.sort_by(|a, b| order(&a.name).cmp(&order(&b.name)));
+    rows.sort_by_key(|row| order(&row.name));
     Ok(rows)
 }
 

@@ -29,10 +29,23 @@ struct Evidence {
     min_gain_ns: u64,
     min_idle_ns: u64,
     min_occupation_ns: u64,
+    /// Older logs have none of these four.
+    #[serde(default)]
+    min_remaining_ns: u64,
+    #[serde(default)]
+    late_ns: u64,
+    #[serde(default = "whole")]
+    late_share: f64,
+    #[serde(default)]
+    settles: bool,
     near_tie: f64,
     class_duration_ns: BTreeMap<u16, u64>,
     budget: usize,
     window: WindowJson,
+}
+
+fn whole() -> f64 {
+    1.0
 }
 
 #[derive(Deserialize)]
@@ -215,6 +228,10 @@ pub fn replay(line: &str) -> Result<Option<Replayed>> {
         min_gain_ns: evidence.min_gain_ns,
         min_idle_ns: evidence.min_idle_ns,
         min_occupation_ns: evidence.min_occupation_ns,
+        min_remaining_ns: evidence.min_remaining_ns,
+        late_ns: evidence.late_ns,
+        late_share: evidence.late_share,
+        settles: evidence.settles,
         near_tie: evidence.near_tie,
     };
     let choice = choose(&estimate(&window, &estimator), &window, &policy, evidence.budget);
@@ -347,7 +364,7 @@ mod tests {
             let estimator = EstimatorParams { contention_threshold: shares.0, class_duration_ns };
             let policy = PolicyParams {
                 contention_threshold: shares.0, min_relief: shares.1, near_tie: shares.2, min_gain_ns: times[0],
-                min_idle_ns: times[1], min_occupation_ns: times[2],
+                min_idle_ns: times[1], min_occupation_ns: times[2], ..PolicyParams::default()
             };
             let choice = choose(&estimate(&window, &estimator), &window, &policy, budget);
             if let Some(pick) = choice.picks.first() {

@@ -232,6 +232,12 @@ static void tick(FILE *out, const client *clients, uint32_t n, double t_s, uint3
   fflush(out);
 }
 
+static const char *huge_state(culprit *c) {
+  server_stats s = server_stats_now();
+  if (!atomic_load(&c->done)) return s.retry_waits ? "waits" : s.retry_began_ns ? "runs again" : "running";
+  return strncmp(c->reply, "OK ", 3) == 0 ? "finished" : "cancelled";
+}
+
 int load_run(const load_options *o, FILE *progress, load_result *r) {
   *r = (load_result){.huge_days = o->huge_days, .buckets = (uint32_t)(o->seconds / LOAD_BUCKET_S)};
   bool writes_rows = o->culprit == CULPRIT_LOCK;
@@ -240,8 +246,8 @@ int load_run(const load_options *o, FILE *progress, load_result *r) {
   client *clients = calloc(n, sizeof *clients);
   r->timeline = calloc(r->buckets ? r->buckets : 1, sizeof *r->timeline);
   char command[64];
-  const char *const COMMANDS[] = {"STATEMENTS %u", "RANK 1000000 %u", "EXPORT 1000000 %u"};
-  snprintf(command, sizeof command, COMMANDS[o->culprit], writes_rows ? r->huge_days : o->huge_threads);
+  if (writes_rows) snprintf(command, sizeof command, "STATEMENTS %u %u", r->huge_days, o->retry_s);
+  else snprintf(command, sizeof command, "%s 1000000 %u", o->culprit == CULPRIT_CPU ? "RANK" : "EXPORT", o->huge_threads);
   culprit bad = {.command = command, .wire = {.fd = -1}};
   if (!clients || !r->timeline) abort();
   while (connected < n && connect_to(o->socket_path, &clients[connected].wire) == 0) connected++;
@@ -262,12 +268,13 @@ int load_run(const load_options *o, FILE *progress, load_result *r) {
     for (uint32_t b = 0; b < r->buckets; b++) {
       sleep_until(start + (uint64_t)((b + 1) * LOAD_BUCKET_S * 1e9));
       r->timeline[b].waiting_writers = server_stats_now().waiting_writers;
-      const char *state = !o->huge ? "none" : now_ns() < bad.send_ns ? "to come" : !atomic_load(&bad.done) ? "running"
-                        : strncmp(bad.reply, "OK ", 3) == 0 ? "finished" : "cancelled";
+      const char *state = !o->huge ? "none" : now_ns() < bad.send_ns ? "to come" : huge_state(&bad);
       if (progress) tick(progress, clients, n, (b + 1) * LOAD_BUCKET_S, r->timeline[b].waiting_writers, state);
     }
     sleep_until(end);
-    server_interrupt_all(); /* what still runs now would keep the clients beyond the end */
+    /* What still runs now would keep the clients beyond the end; but who waits for a quiet time shall see it come. */
+    bool retry_waits = server_stats_now().retry_waits;
+    if (!retry_waits) server_interrupt_all();
     for (uint32_t i = 0; i < n; i++) {
       pthread_join(clients[i].thread, NULL);
       r->given_up += clients[i].given_up;
@@ -276,14 +283,24 @@ int load_run(const load_options *o, FILE *progress, load_result *r) {
     }
     uint64_t onset = bad.send_ns;
     if (o->huge) {
+      for (uint64_t next = end; retry_waits && !atomic_load(&bad.done);) {
+        sleep_until(next += (uint64_t)(LOAD_BUCKET_S * 1e9));
+        if (progress) tick(progress, clients, n, (double)(next - start) / 1e9, 0, huge_state(&bad));
+      }
       pthread_join(bad.thread, NULL);
-      uint64_t locked = server_stats_now().huge_locked_ns;
-      if (locked >= bad.send_ns) onset = locked;
+      server_stats s = server_stats_now();
+      if (s.huge_locked_ns >= bad.send_ns) onset = s.huge_locked_ns;
       uint64_t rows = 0;
       strcpy(r->huge_reply, bad.reply);
       r->huge_finished = sscanf(bad.reply, "OK %lu", &rows) == 1;
-      r->huge_cancelled = strncmp(bad.reply, "ERR cancelled ", 14) == 0;
-      r->huge_ran_s = (double)(bad.done_ns - onset) / 1e9;
+      bool told_so = strncmp(bad.reply, "ERR cancelled ", 14) == 0;
+      r->huge_cancelled = told_so || s.huge_cancelled_ns >= onset;
+      r->huge_ran_s = (double)((s.huge_cancelled_ns >= onset ? s.huge_cancelled_ns : bad.done_ns) - onset) / 1e9;
+      r->huge_retried = s.retry_began_ns > end;
+      if (s.retry_began_ns) {
+        r->retry_began_s = (double)(s.retry_began_ns - onset) / 1e9;
+        r->retry_ran_s = (double)(bad.done_ns - s.retry_began_ns) / 1e9;
+      }
       if (writes_rows) r->statement_rows += rows;
     }
     r->onset_s = (double)(onset - start) / 1e9;

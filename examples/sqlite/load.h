@@ -17,6 +17,7 @@ typedef struct load_options {
   uint32_t huge_days;      /* its size, 0: measure */
   culprit_kind culprit;
   uint32_t huge_threads;   /* of RANK and EXPORT */
+  uint32_t retry_s;        /* STATEMENTS: cancelled, it may run again within so many seconds; 0: never */
   bool huge;               /* false: a run without it (clean) */
   uint32_t readers, writers;
   double reads_per_s, writes_per_s; /* of all readers, of all writers */
@@ -41,7 +42,9 @@ typedef struct load_result {
   uint64_t given_up;       /* requests whose user left after a second */
   uint64_t victims_cancelled, errors;
   bool huge_cancelled, huge_finished;
-  double huge_ran_s;
+  double huge_ran_s;       /* until it ended, or was cancelled */
+  bool huge_retried;       /* it was cancelled, and ran again after the load */
+  double retry_began_s, retry_ran_s; /* from the onset; its length */
   uint64_t statement_rows; /* rows that the server confirmed */
   char huge_reply[512];    /* "" in a clean run */
   uint32_t buckets;

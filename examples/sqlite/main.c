@@ -20,6 +20,7 @@ static const char USAGE[] =
   "  --onset S         when the huge request comes, default 2\n"
   "  --huge-seconds S  how long it takes if left alone on an idle machine (measured), default 7\n"
   "  --huge-days N     its size instead, to give several runs the same work (1..100000)\n"
+  "  --retry-s N       a cancelled STATEMENTS may run again at a quiet time within N s, default 120, 0: never (0..86400)\n"
   "  --slo-ms X        objective for the p99, default 25; with --culprit cpu or io 50\n"
   "  --load X          factor on the load, default 1 (0.01..100)\n"
   "  --seed N          default 1\n"
@@ -80,7 +81,26 @@ static unsigned confine(void) {
   return sched_setaffinity(0, sizeof two, &two) == 0 ? cpus : 2;
 }
 
-static void print_result(const char *mode, const load_options *o, const load_result *r, server_stats s, double slo_ms, bool consistent, const char *decisions) {
+/* The library's counters of retries, as it gives them. */
+static void print_counters(const char *stats) {
+  static const char *const NAMES[] = {"retries_asked", "retried", "retries_succeeded", "retries_failed", "retries_dropped",
+                                      "retry_waited_ns", "work_wasted_ns"};
+  for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+    char name[40];
+    snprintf(name, sizeof name, "\"%s\":", NAMES[i]);
+    const char *at = stats ? strstr(stats, name) : NULL;
+    printf(",%s%llu", name, at ? strtoull(at + strlen(name), NULL, 10) : 0ull);
+  }
+}
+
+static char *stats_text(void) {
+  size_t room = atropos_stats(NULL, 0) + 4096; /* it may grow meanwhile */
+  char *text = calloc(1, room);
+  if (text) atropos_stats(text, room);
+  return text;
+}
+
+static void print_result(const char *mode, const load_options *o, const load_result *r, server_stats s, double slo_ms, bool consistent, const char *decisions, const char *stats) {
   bool told = s.first_cancel_ns != 0 && s.first_cancel_ns >= s.huge_locked_ns;
   printf("{\"type\":\"result\",\"case\":\"sqlite\",\"host\":\"sqlite\",\"host_version\":\"%s\",\"mode\":\"%s\",\"culprit\":\"%s\",\"slo_ms\":%.0f,\"seed\":%llu,\"duration_s\":%.1f",
          sqlite3_libversion(), mode, CULPRITS[o->culprit], slo_ms, (unsigned long long)o->seed, o->seconds);
@@ -95,6 +115,10 @@ static void print_result(const char *mode, const load_options *o, const load_res
   printf(",\"huge\":{\"days\":%u,\"rows\":%llu,\"cancelled\":%s,\"finished\":%s,\"ran_s\":%.2f,\"reply\":", r->huge_days,
          (unsigned long long)r->huge_days * DEMO_ACCOUNTS, r->huge_cancelled ? "true" : "false", r->huge_finished ? "true" : "false", r->huge_ran_s);
   print_string(r->huge_reply);
+  printf("},\"retry\":{\"ran_after_the_load\":%s", r->huge_retried ? "true" : "false");
+  print_ms("began_ms", s.retry_began_ns != 0, r->retry_began_s * 1e3);
+  print_ms("ran_ms", s.retry_began_ns != 0, r->retry_ran_s * 1e3);
+  print_counters(stats);
   printf("},\"decisions\":[%s],\"bucket_s\":%.1f,\"timeline\":[", decisions ? decisions : "", LOAD_BUCKET_S);
   for (uint32_t b = 0; b < r->buckets; b++) {
     const load_bucket *l = &r->timeline[b];
@@ -107,13 +131,13 @@ static void print_result(const char *mode, const load_options *o, const load_res
 int main(int argc, char **argv) {
   static const char *const MODES[] = {"clean", "off", "observe", "enforce"};
   static const uint32_t ATROPOS_MODES[] = {ATROPOS_MODE_OFF, ATROPOS_MODE_OFF, ATROPOS_MODE_OBSERVE, ATROPOS_MODE_ENFORCE};
-  enum { MODE, CULPRIT, SECONDS, ONSET, HUGE_SECONDS, HUGE_DAYS, SLO, LOAD, SEED, DIR, CONFIG, HELP };
+  enum { MODE, CULPRIT, SECONDS, ONSET, HUGE_SECONDS, HUGE_DAYS, RETRY, SLO, LOAD, SEED, DIR, CONFIG, HELP };
   static const struct option OPTIONS[] = {
     {"mode", 1, NULL, MODE}, {"culprit", 1, NULL, CULPRIT}, {"seconds", 1, NULL, SECONDS}, {"onset", 1, NULL, ONSET}, {"huge-seconds", 1, NULL, HUGE_SECONDS},
-    {"huge-days", 1, NULL, HUGE_DAYS}, {"slo-ms", 1, NULL, SLO}, {"load", 1, NULL, LOAD}, {"seed", 1, NULL, SEED},
+    {"huge-days", 1, NULL, HUGE_DAYS}, {"retry-s", 1, NULL, RETRY}, {"slo-ms", 1, NULL, SLO}, {"load", 1, NULL, LOAD}, {"seed", 1, NULL, SEED},
     {"dir", 1, NULL, DIR}, {"config", 1, NULL, CONFIG}, {"help", 0, NULL, HELP}, {0}};
   int mode = 3, culprit = CULPRIT_LOCK;
-  double seconds = 12, onset = 2, huge_seconds = 7, huge_days = 0, slo_ms = 0, load = 1, seed = 1;
+  double seconds = 12, onset = 2, huge_seconds = 7, huge_days = 0, retry_s = 120, slo_ms = 0, load = 1, seed = 1;
   const char *dir = ".", *config = NULL;
   for (int c; (c = getopt_long(argc, argv, "", OPTIONS, NULL)) != -1;) {
     bool ok = true;
@@ -130,6 +154,7 @@ int main(int argc, char **argv) {
       case ONSET: ok = number(optarg, 0, 600, &onset); break;
       case HUGE_SECONDS: ok = number(optarg, 0.05, 600, &huge_seconds); break;
       case HUGE_DAYS: ok = number(optarg, 1, 100000, &huge_days); break;
+      case RETRY: ok = number(optarg, 0, 86400, &retry_s); break;
       case SLO: ok = number(optarg, 0.1, 60000, &slo_ms); break;
       case LOAD: ok = number(optarg, 0.01, 100, &load); break;
       case SEED: ok = number(optarg, 0, 1e15, &seed); break;
@@ -153,7 +178,7 @@ int main(int argc, char **argv) {
   const char *text = TEXTS[culprit];
   server_options server = {socket_path, db_path, (uint64_t)seed, ATROPOS_MODES[mode], slo_ms, config, text};
   load_options o = {.socket_path = socket_path, .seconds = seconds, .onset_s = onset, .huge_seconds = huge_seconds,
-                    .huge_days = (uint32_t)huge_days, .culprit = (culprit_kind)culprit, .huge = mode != 0, .readers = 4, .writers = 8,
+                    .huge_days = (uint32_t)huge_days, .culprit = (culprit_kind)culprit, .retry_s = (uint32_t)retry_s, .huge = mode != 0, .readers = 4, .writers = 8,
                     .reads_per_s = 3000 * load, .writes_per_s = 500 * load, .seed = (uint64_t)seed};
   if (culprit == CULPRIT_CPU) o.readers = 0, o.writes_per_s = 60 * cpus * load, o.huge_threads = 24 * cpus;
   if (culprit == CULPRIT_IO) o.readers = 0, o.writes_per_s = 200 * load, o.huge_threads = 32;
@@ -162,11 +187,13 @@ int main(int argc, char **argv) {
   if (load_run(&o, stdout, &r) != 0) return 1;
   decision_list decisions = {0};
   atropos_decisions(on_decision, &decisions);
-  server_stats stats = server_stats_now();
+  server_stats seen = server_stats_now();
+  char *stats = stats_text();
   bool consistent = server_is_consistent(r.statement_rows);
   server_stop();
-  print_result(MODES[mode], &o, &r, stats, slo_ms, consistent, decisions.text);
+  print_result(MODES[mode], &o, &r, seen, slo_ms, consistent, decisions.text, stats);
   free(r.timeline);
   free(decisions.text);
+  free(stats);
   return consistent ? 0 : 1;
 }

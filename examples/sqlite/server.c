@@ -55,6 +55,7 @@ typedef struct session {
   atropos_task_t task;
   uint64_t scope;
   bool interruptible;
+  atropos_task_t waits_to_retry; /* a cancelled request that may run again; under `guard` */
   atomic_bool stop;
 } session;
 
@@ -66,7 +67,7 @@ static struct {
   bool with_atropos;
   session sessions[DEMO_MAX_SESSIONS];
   atropos_resource_t write_lock;
-  _Atomic uint64_t huge_locked_ns, first_cancel_ns;
+  _Atomic uint64_t huge_locked_ns, first_cancel_ns, huge_cancelled_ns, retry_began_ns;
 } S;
 
 /* ---- the queue of writers ------------------------------------------------------------------------------------
@@ -229,8 +230,9 @@ static bool point_of_no_return(session *s) {
   return stopped;
 }
 
-static void request_end(session *s) {
+static void request_end(session *s, bool ok) {
   atropos_task_t task = s->task;
+  atropos_task_request_end(task, ok ? 0 : -1);
   pthread_mutex_lock(&s->guard);
   s->task = 0;
   s->interruptible = false;
@@ -281,16 +283,43 @@ static int transaction_end(session *s, int rc) {
   return rc;
 }
 
-static bool reply_error(session *s, int rc, const char *cause) {
+/* What the client of the request that runs is told. True: the request was cancelled by Atropos. */
+static bool error_text(session *s, int rc, const char *cause, char text[400]) {
+  const size_t size = 400;
   if (rc == SQLITE_INTERRUPT) {
     atropos_cancel_info info = {.size = sizeof info};
-    if (atropos_task_cancel_info(s->task, &info) != 1)
-      return wire_send(&s->wire, "ERR stopping the server stops; the transaction was rolled back");
-    return wire_send(&s->wire, "ERR cancelled by Atropos: this request %s; its transaction was rolled back, run it at a "
-                     "quiet time or in smaller parts", info.reason);
+    bool cancelled = atropos_task_cancel_info(s->task, &info) == 1;
+    if (cancelled)
+      snprintf(text, size, "ERR cancelled by Atropos: this request %s; its transaction was rolled back, run it at a "
+               "quiet time or in smaller parts", info.reason);
+    else
+      snprintf(text, size, "ERR stopping the server stops; the transaction was rolled back");
+    return cancelled;
   }
-  if (rc == SQLITE_NOTFOUND) return wire_send(&s->wire, "ERR bad-request no such account (1..%d)", DEMO_ACCOUNTS);
-  return wire_send(&s->wire, "ERR %s %s", rc == SQLITE_BUSY ? "busy" : "sql", cause);
+  if (rc == SQLITE_NOTFOUND) snprintf(text, size, "ERR bad-request no such account (1..%d)", DEMO_ACCOUNTS);
+  else snprintf(text, size, "ERR %s %s", rc == SQLITE_BUSY ? "busy" : "sql", cause);
+  return false;
+}
+
+static bool reply_error(session *s, int rc, const char *cause) {
+  char text[400];
+  error_text(s, rc, cause, text);
+  return wire_send(&s->wire, "%s", text);
+}
+
+/* The cancelled request has ended, its work is undone and nothing was answered yet: may it run again? Until then the
+ * session's thread, and its client, wait. */
+static bool may_run_again(session *s, atropos_task_t cancelled, int64_t within_s) {
+  pthread_mutex_lock(&s->guard);
+  s->waits_to_retry = cancelled;
+  bool draining = atomic_load(&S.draining);
+  pthread_mutex_unlock(&s->guard);
+  uint64_t deadline_ns = now_ns() + (uint64_t)within_s * 1000000000u;
+  bool again = !draining && atropos_retry_wait(cancelled, deadline_ns) == ATROPOS_RETRY;
+  pthread_mutex_lock(&s->guard);
+  s->waits_to_retry = 0;
+  pthread_mutex_unlock(&s->guard);
+  return again;
 }
 
 static bool serve_read(session *s, int64_t account) {
@@ -299,7 +328,7 @@ static bool serve_read(session *s, int64_t account) {
   int rc = run(s, Q_READ, (int64_t[]){account, 0}, out);
   bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64 " %" PRId64, out[0], out[1])
                             : reply_error(s, rc, sqlite3_errmsg(s->db));
-  request_end(s);
+  request_end(s, rc == SQLITE_OK);
   return ok;
 }
 
@@ -309,7 +338,7 @@ static bool serve_branch(session *s, int64_t account) {
   int rc = run(s, Q_BRANCH, (int64_t[]){account, 0}, out);
   bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64 " %" PRId64, out[0], out[1])
                             : reply_error(s, rc, sqlite3_errmsg(s->db));
-  request_end(s);
+  request_end(s, rc == SQLITE_OK);
   return ok;
 }
 
@@ -336,26 +365,39 @@ static bool serve_write(session *s, int64_t account, int64_t amount, bool durabl
     if (rc == SQLITE_OK && durable) rc = log_to_disk(s, cause, sizeof cause);
   }
   bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64, balance[0]) : reply_error(s, rc, cause);
-  request_end(s);
+  request_end(s, rc == SQLITE_OK);
   return ok;
 }
 
-static bool serve_statements(session *s, int64_t days) {
-  char label[48], cause[160] = "";
+/* One attempt: all of the statements, or none. */
+static int write_statements(session *s, int64_t days, bool again, char cause[160]) {
+  int rc = transaction_begin(s);
+  if (rc != SQLITE_OK) return rc;
+  atomic_store(again ? &S.retry_began_ns : &S.huge_locked_ns, now_ns());
+  s->rows_expected = (uint64_t)days * DEMO_ACCOUNTS;
+  sqlite3_update_hook(s->db, on_row, s);
+  rc = run(s, Q_STATEMENTS, (int64_t[]){days, 0}, NULL);
+  sqlite3_update_hook(s->db, NULL, NULL);
+  snprintf(cause, 160, "%s", sqlite3_errmsg(s->db));
+  return transaction_end(s, rc);
+}
+
+static bool serve_statements(session *s, int64_t days, int64_t retry_within_s) {
+  char label[48], cause[160] = "", error[400];
   snprintf(label, sizeof label, "STATEMENTS %" PRId64 " days", days);
   request_begin(s, CLASS_HUGE, label);
-  int rc = transaction_begin(s);
-  if (rc == SQLITE_OK) {
-    atomic_store(&S.huge_locked_ns, now_ns());
-    s->rows_expected = (uint64_t)days * DEMO_ACCOUNTS;
-    sqlite3_update_hook(s->db, on_row, s);
-    rc = run(s, Q_STATEMENTS, (int64_t[]){days, 0}, NULL);
-    sqlite3_update_hook(s->db, NULL, NULL);
-    snprintf(cause, sizeof cause, "%s", sqlite3_errmsg(s->db));
-    rc = transaction_end(s, rc);
+  int rc = write_statements(s, days, false, cause);
+  if (rc != SQLITE_OK && error_text(s, rc, cause, error)) {
+    atropos_task_t cancelled = s->task;
+    atomic_store(&S.huge_cancelled_ns, now_ns());
+    request_end(s, false);
+    if (retry_within_s == 0 || !may_run_again(s, cancelled, retry_within_s)) return wire_send(&s->wire, "%s", error);
+    request_begin(s, CLASS_HUGE, label);
+    atropos_task_set(s->task, ATROPOS_TASK_RETRIED, 1); /* nobody cancels it a second time */
+    rc = write_statements(s, days, true, cause);
   }
   bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRIu64, s->rows_done) : reply_error(s, rc, cause);
-  request_end(s);
+  request_end(s, rc == SQLITE_OK);
   return ok;
 }
 
@@ -371,7 +413,7 @@ static bool serve_hog(session *s, hog_kind kind, int64_t units, int64_t threads)
   if (result == HOG_STOPPED) atropos_task_cancel_acknowledge(s->task, s->scope);
   bool ok = result == HOG_DONE ? wire_send(&s->wire, "OK %" PRId64, units)
                                : reply_error(s, result == HOG_STOPPED ? SQLITE_INTERRUPT : SQLITE_ERROR, cause);
-  request_end(s);
+  request_end(s, result == HOG_DONE);
   return ok;
 }
 
@@ -390,7 +432,10 @@ static bool serve(session *s, const char *line) {
   if (fits && end >= 0 && !line[end] && strncmp(line, "EXPORT ", 7) == 0) return serve_hog(s, HOG_EXPORT, a, b);
   end = -1;
   if (sscanf(line, "STATEMENTS %lld %n", &a, &end) == 1 && end >= 0 && !line[end] && a >= 1 && a <= 100000)
-    return serve_statements(s, a);
+    return serve_statements(s, a, 0);
+  end = -1;
+  if (sscanf(line, "STATEMENTS %lld %lld %n", &a, &b, &end) == 2 && end >= 0 && !line[end] && a >= 1 && a <= 100000 && b >= 0 && b <= 86400)
+    return serve_statements(s, a, b);
   return wire_send(&s->wire, "ERR bad-request want READ <account>, WRITE <account> <amount> or STATEMENTS <days 1..100000>, or one of server.h");
 }
 
@@ -568,7 +613,16 @@ server_stats server_stats_now(void) {
   pthread_mutex_lock(&W.mutex);
   uint32_t waiting = W.waiting;
   pthread_mutex_unlock(&W.mutex);
-  return (server_stats){atomic_load(&S.huge_locked_ns), atomic_load(&S.first_cancel_ns), waiting};
+  server_stats stats = {.huge_locked_ns = atomic_load(&S.huge_locked_ns), .first_cancel_ns = atomic_load(&S.first_cancel_ns),
+                        .waiting_writers = waiting, .huge_cancelled_ns = atomic_load(&S.huge_cancelled_ns),
+                        .retry_began_ns = atomic_load(&S.retry_began_ns)};
+  for (int i = 0; i < DEMO_MAX_SESSIONS; i++) {
+    session *s = &S.sessions[i];
+    pthread_mutex_lock(&s->guard);
+    stats.retry_waits |= s->waits_to_retry != 0;
+    pthread_mutex_unlock(&s->guard);
+  }
+  return stats;
 }
 
 void server_interrupt_all(void) {
@@ -577,6 +631,7 @@ void server_interrupt_all(void) {
     session *s = &S.sessions[i];
     pthread_mutex_lock(&s->guard);
     if (s->interruptible) stop_request(s);
+    atropos_retry_give_up(s->waits_to_retry);
     pthread_mutex_unlock(&s->guard);
   }
   writers_wake_all();

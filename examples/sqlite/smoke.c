@@ -120,7 +120,7 @@ static int run_with_random_cancels(const char *dir) {
     request_begin(s, CLASS_READ, "READ");
     int rc = run(s, Q_READ, (int64_t[]){requests % DEMO_ACCOUNTS + 1, 0}, out);
     uint64_t task = s->task;
-    request_end(s);
+    request_end(s, rc == SQLITE_OK);
     if (rc == SQLITE_INTERRUPT) {
       /* It may be stopped before the other thread has noted down whom it meant. */
       uint64_t give_up = now_ns() + 2000000000u;

@@ -26,7 +26,10 @@ static void mount_small(const char *options) {
   gid_t gid = getgid();
   if (unshare(CLONE_NEWNS) != 0) {
     char map[64];
-    CHECK_EQ(unshare(CLONE_NEWUSER | CLONE_NEWNS), 0);
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 && errno == EPERM) {
+      printf("SKIPPED: a small file system (neither root nor allowed to make user namespaces)\n");
+      exit(0);
+    }
     write_file("/proc/self/setgroups", "deny");
     snprintf(map, sizeof map, "0 %u 1", (unsigned)uid);
     write_file("/proc/self/uid_map", map);

@@ -48,6 +48,7 @@ int main(void) {
   CHECK(!atropos_trace_is_on());
   say(t.to_child[1], 1);
   hear(t.to_parent[0]);
+  CHECK_EQ(atropos_task_enter(task, 0, lock), 0);
   /* Not seen, as the gate is closed... */
   atropos_trace_free_on(lock, 2, 1);
   reload("mode = enforce");

@@ -142,6 +142,25 @@ int main(void) {
   CHECK_EQ(atropos_task_bind(task), ATROPOS_OK);
   CHECK_EQ(worker_of(42), me);
 
+  /* A task that serves one request after the other: what one has had is not the next one's. */
+  atropos_task_t kept = atropos_task_create(44);
+  uint64_t first = atropos_task_enter(kept, 0, queue_r);
+  CHECK(first != 0 && atropos_task_scope(kept) == first);
+  CHECK(task_holds(44, "workers"));
+  atropos_task_get_resource(kept, lock_r, 9, 1);
+  atropos_task_progress(kept, 1, 2);
+  atropos_trace_task_leave(kept, 0);
+  CHECK(!task_is_listed(44)); /* nothing is to be said of it now */
+  CHECK_EQ(atropos_task_enter(kept, 0, 0), first + 1);
+  json = task_in_stats(44);
+  CHECK(json != NULL && !task_holds(44, "workers") && !task_holds(44, "table lock"));
+  CHECK(json_number(json, "progress_total") == 0);
+  free(json);
+  atropos_task_leave(kept, 1);
+  atropos_free_cancel(kept);
+  CHECK_EQ(atropos_task_enter(kept, 0, queue_r), 0);
+  atropos_task_leave(kept, 0);
+
   /* The controller, driven by the host. */
   for (int i = 0; i < 40; i++) {
     CHECK_EQ(atropos_controller_tick(), ATROPOS_OK);

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 
 #if ATROPOS_VERSION_NUMBER != ((ATROPOS_VERSION_MAJOR << 16) | (ATROPOS_VERSION_MINOR << 8) | ATROPOS_VERSION_PATCH)
-#error the version's number is not made of its parts
+#error version number and parts disagree
 #endif
 
 /* What a later header might have. */

@@ -12,9 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What `libatropos.a` asks of the system (`rustc --print native-static-libs` on Linux with glibc).
-const STATIC_NEEDS: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
-
 /// The checkout's root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("ffi-tests lies in the workspace")
@@ -42,9 +39,9 @@ fn profile_dir() -> PathBuf {
     }
 }
 
-/// `libatropos.so` and `libatropos.a`, built once per test process in the profile of the tests themselves.
+/// `libatropos.so.0` and `libatropos.a`, built once per test process in the profile of the tests themselves.
 pub struct Library {
-    /// Holds `libatropos.so` and its SONAME link `libatropos.so.0`.
+    /// Holds `libatropos.so.0` and the link `libatropos.so`.
     pub dir: PathBuf,
     pub shared: PathBuf,
     pub archive: PathBuf,
@@ -71,12 +68,14 @@ pub fn library() -> &'static Library {
         }
         let done = cargo.output().expect("cargo starts");
         assert!(done.status.success(), "building the library failed:\n{}", String::from_utf8_lossy(&done.stderr));
-        let shared = out.join("libatropos.so");
+        let archive = out.join("libatropos.a");
+        let shared = out.join(atropos_link::SONAME);
+        atropos_link::shared(&archive, &shared).unwrap_or_else(|why| panic!("{why}"));
         let dir = scratch("lib");
-        for name in ["libatropos.so", "libatropos.so.0"] {
+        for name in ["libatropos.so", atropos_link::SONAME] {
             symlink(&shared, dir.join(name)).expect("a fresh folder takes a link");
         }
-        Library { dir, shared, archive: out.join("libatropos.a") }
+        Library { dir, shared, archive }
     })
 }
 
@@ -157,7 +156,7 @@ impl Program {
         }
         match link {
             Link::Static => {
-                cc.arg(&lib.archive).args(STATIC_NEEDS);
+                cc.arg(&lib.archive).args(atropos_link::SYSTEM);
             }
             Link::Shared | Link::SharedNoPie => {
                 cc.arg(if link == Link::Shared { "-pie" } else { "-no-pie" });

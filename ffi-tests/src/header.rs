@@ -1,4 +1,4 @@
-//! Generates `include/atropos.h` from `src/capi`.
+//! Generates `include/atropos.h` and `src/capi/libatropos.map` from `src/capi`.
 use crate::build::root;
 use std::{fs, path::PathBuf};
 
@@ -43,6 +43,44 @@ pub fn generate() -> Result<String, String> {
         main.trim_end(),
         paper.trim()
     ))
+}
+
+/// The symbol map as it should be now: what is in it stays as it is, new names come with the present version.
+pub fn generate_map() -> Result<String, String> {
+    let path = atropos_link::version_map();
+    let old = fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let mut nodes = atropos_link::parse(&old)?;
+    let mut exported = exported_functions(&capi_sources()?)?;
+    exported.push("atropos_gate".into());
+    exported.sort();
+    if let Some(gone) = nodes.iter().flat_map(|n| &n.names).find(|name| !exported.contains(name)) {
+        return Err(format!(
+            "{gone} has a symbol version but src/capi does not export it any more: programs that call it would no longer \
+             start. Keep it; or, with a new SONAME (xtask/link), take it out of {}",
+            path.display()
+        ));
+    }
+    let [major, minor, _] = crate_version();
+    let present = format!("ATROPOS_{major}.{minor}");
+    if nodes.last().map(|node| &node.version) != Some(&present) {
+        nodes.push(atropos_link::Node { version: present, names: Vec::new() });
+    }
+    exported.retain(|name| !nodes.iter().any(|node| node.names.contains(name)));
+    let last = nodes.last_mut().expect("one was pushed where there was none");
+    last.names.extend(exported);
+    last.names.sort();
+    let mut text = String::from(
+        "# What libatropos.so exports, by the version it came with. A released version never changes.\n\
+         # Add names with `cargo run -p atropos-ffi-tests --bin header`.\n# SPDX-License-Identifier: MIT OR Apache-2.0\n",
+    );
+    let mut before = String::new();
+    for node in &nodes {
+        let names: String = node.names.iter().map(|name| format!("    {name};\n")).collect();
+        let local = if before.is_empty() { "  local:\n    *;\n" } else { "" };
+        text += &format!("{} {{\n  global:\n{names}{local}}}{before};\n", node.version);
+        before = format!(" {}", node.version);
+    }
+    Ok(text)
 }
 
 fn bindings(config: cbindgen::Config) -> Result<String, String> {

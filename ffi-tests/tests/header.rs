@@ -20,6 +20,17 @@ fn committed_header_equals_a_fresh_generation() {
     );
 }
 
+#[test]
+fn committed_symbol_map_equals_a_fresh_generation() {
+    let fresh = header::generate_map().unwrap_or_else(|why| panic!("{why}"));
+    let committed = fs::read_to_string(atropos_link::version_map()).expect("src/capi/libatropos.map is committed");
+    assert!(
+        committed == fresh,
+        "src/capi/libatropos.map lacks names that src/capi exports; rewrite it with `cargo run -p atropos-ffi-tests --bin \
+         header`. It should be:\n{fresh}"
+    );
+}
+
 /// Compiles `text` for syntax and warnings only.
 fn is_clean(name: &str, text: &str, language: &str, standard: &str) {
     let source = scratch("header").join(name);
@@ -109,6 +120,9 @@ fn structs_have_the_layout_of_the_library() {
         cancel_rate_per_s,
         cancel_burst,
         cancel_share,
+        retry_calm_ms,
+        retry_background_max_ms,
+        retry_load_share,
     });
     same!(atropos_edge { waiter, blocker, resource, kind, instance });
     same!(atropos_cancel_request { size, task, key, scope, owner_pid, rung, decision_id, resource, instance, reason });

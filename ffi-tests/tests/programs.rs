@@ -52,6 +52,11 @@ programs! {
     failover: "failover.c" [];
     takeover: "takeover.c" [];
     storm: "storm.c" [];
+    retry_again: "retry.c" ["again"];
+    retry_session: "retry.c" ["session"];
+    retry_busy: "retry.c" ["busy"];
+    retry_nobody_leads: "retry.c" ["nobody_leads"];
+    retry_in_turn: "retry.c" ["in_turn"];
     versions: "versions.c" [];
     system_cpu_hog: "system_cpu.c" ["hog"];
     system_cpu_equals: "system_cpu.c" ["equals"];

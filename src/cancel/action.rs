@@ -61,6 +61,30 @@ pub static ROLLBACK_COST: Callback = Callback::none();
 pub static DESCRIBE: Callback = Callback::none();
 pub static LOG: Callback = Callback::none();
 
+/// Calls into the host that have not returned yet, in this process.
+static RUNNING: AtomicU32 = AtomicU32::new(0);
+
+/// While it lives, a function of the host runs: the library's own frames, with references into the region, lie below it.
+pub struct InHost;
+
+impl InHost {
+    pub fn enter() -> Self {
+        RUNNING.fetch_add(1, Ordering::AcqRel);
+        InHost
+    }
+
+    /// Is any thread of this process inside a function of the host that the library called?
+    pub fn anywhere() -> bool {
+        RUNNING.load(Ordering::Acquire) != 0
+    }
+}
+
+impl Drop for InHost {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Levels of the log callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
@@ -74,6 +98,7 @@ pub enum Level {
 pub fn log(level: Level, message: &str) {
     if let Some((function, argument)) = LOG.get() {
         let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        let _inside = InHost::enter();
         // SAFETY: `function` was given as an atropos_log_fn; the text lives through the call.
         unsafe { std::mem::transmute::<usize, LogFn>(function)(level as c_int, text.as_ptr(), argument) }
     }
@@ -98,6 +123,7 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()>
         instance: request.instance,
         reason: reason.as_ptr(),
     };
+    let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_cancel_fn; the request lives through the call.
     let code = unsafe { std::mem::transmute::<usize, CancelFn>(function)(&c_request, argument) };
     if code == 0 {
@@ -111,6 +137,7 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()>
 pub fn progress(task: u64, key: u64) -> Option<(u64, u64)> {
     let (function, argument) = PROGRESS.get()?;
     let (mut done, mut total) = (0, 0);
+    let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_progress_fn; both numbers live through the call.
     let known =
         unsafe { std::mem::transmute::<usize, ProgressFn>(function)(task, key, &mut done, &mut total, argument) };
@@ -120,6 +147,7 @@ pub fn progress(task: u64, key: u64) -> Option<(u64, u64)> {
 /// What undoing a task's work would take, ns, by the host's word; 0 = none or unknown.
 pub fn rollback_cost_ns(task: u64, key: u64) -> u64 {
     let Some((function, argument)) = ROLLBACK_COST.get() else { return 0 };
+    let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_cost_fn.
     unsafe { std::mem::transmute::<usize, CostFn>(function)(task, key, argument) }
 }
@@ -132,6 +160,7 @@ pub fn edges(max: usize, kind_of: impl Fn(&Edge) -> EdgeKind) -> (Vec<Edge>, usi
     };
     let empty = atropos_edge { waiter: 0, blocker: 0, resource: 0, kind: 0, instance: 0 };
     let mut buffer = vec![empty; max];
+    let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_edge_fn; the buffer has `max` places.
     let total = unsafe { std::mem::transmute::<usize, EdgeFn>(function)(buffer.as_mut_ptr(), max, argument) };
     buffer.truncate(total.min(max));
@@ -151,6 +180,7 @@ pub fn edges(max: usize, kind_of: impl Fn(&Edge) -> EdgeKind) -> (Vec<Edge>, usi
 pub fn describe(resource: u32, instance: u64) -> Option<String> {
     let (function, argument) = DESCRIBE.get()?;
     let mut buffer = [0u8; 96];
+    let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_describe_fn; the buffer has the size given, and keeps a final NUL.
     let length = unsafe {
         let buffer = buffer.as_mut_ptr().cast::<core::ffi::c_char>();

@@ -6,10 +6,12 @@
 #![allow(non_camel_case_types)]
 
 mod hot;
+mod retry;
 mod tasks;
 
 // For callers in Rust (fuzzing, benches): the same functions that C hosts call.
 pub use hot::*;
+pub use retry::*;
 pub use tasks::*;
 
 use crate::cancel::action;
@@ -86,7 +88,8 @@ pub const ATROPOS_TASK_PRIORITY: u32 = 2;
 pub const ATROPOS_TASK_BACKGROUND: u32 = 3;
 /// 0/1: never cancelled.
 pub const ATROPOS_TASK_PROTECTED: u32 = 4;
-/// 0/1: it was cancelled once and runs again; it is not cancelled a second time.
+/// 0/1: the request in flight was cancelled once and runs again (atropos_retry_wait): it is not cancelled a second time. The
+/// mark goes with the request.
 pub const ATROPOS_TASK_RETRIED: u32 = 5;
 /// 0/1, default 1: 0 while cancelling is not possible (a commit in progress).
 pub const ATROPOS_TASK_CANCELLABLE: u32 = 6;
@@ -148,6 +151,14 @@ pub struct atropos_config {
     pub cancel_burst: u32,
     /// At most this share of completions may be cancelled (the burst excepted), 0..1; default 0.01.
     pub cancel_share: f64,
+    /// For how long what a task was cancelled for must have been calm before it runs again, in ms, 10..600000; default
+    /// 1000. See atropos_retry_wait.
+    pub retry_calm_ms: u32,
+    /// Longest wait to run again of a background task, or of one without a deadline, in ms, 1..86400000; default 600000.
+    pub retry_background_max_ms: u32,
+    /// A cancelled task runs again only while the throughput is at most this share of what it was before the cancel,
+    /// above 0..1; default 0.5. 1 = at any throughput; 0 (only without any load) can be said in the text form.
+    pub retry_load_share: f64,
 }
 
 /// "waiter waits for blocker", as the host knows it.
@@ -200,7 +211,9 @@ pub struct atropos_cancel_info {
     pub reason: [c_char; 160],
 }
 
-/// 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated).
+/// 0: told to stop; anything else: could not. May be called again for the same scope (a lost cancel is repeated). It must
+/// return, as every callback: no exception, longjmp or pthread_exit out of it. While one blocks its thread serves nobody
+/// else: a controller's is replaced by another process's within 200 ms, if there is one.
 pub type atropos_cancel_fn =
     Option<unsafe extern "C" fn(req: *const atropos_cancel_request, arg: *mut c_void) -> c_int>;
 /// Fills at most `max` edges and returns how many there are. Called only while an overload is suspected, by the thread
@@ -373,6 +386,9 @@ unsafe fn config_from(base: Config, cfg: *const atropos_config) -> Result<Config
         ("cancel_rate_per_s", c.cancel_rate_per_s),
         ("cancel_burst", c.cancel_burst as f64),
         ("cancel_share", c.cancel_share),
+        ("retry_calm_ms", c.retry_calm_ms as f64),
+        ("retry_background_max_ms", c.retry_background_max_ms as f64),
+        ("retry_load_share", c.retry_load_share),
     ];
     for (name, value) in numbers {
         if value != 0.0 {
@@ -400,8 +416,8 @@ pub unsafe extern "C" fn atropos_init(cfg: *const atropos_config) -> c_int {
     })
 }
 
-/// Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. The memory stays
-/// mapped, so calls that other threads are inside stay harmless.
+/// Leaves the region: stops this library's threads, ends this process's tasks, closes the gates. Calls that other threads
+/// are inside stay harmless: they find an empty region. Waits for a callback that runs on the library's threads.
 #[no_mangle]
 pub extern "C" fn atropos_shutdown() -> c_int {
     code(process::shutdown)

@@ -59,6 +59,14 @@ impl Budget {
         (self.by_time.min(self.by_share) + 1e-9).max(0.0) as usize
     }
 
+    /// One that was spent has proven right: it is paid back, within the burst. Else a server with more culprits than the
+    /// burst would have to live with the rest of them, though each of those cancels helped.
+    pub fn pay_back(&mut self) {
+        let full = self.params.burst as f64;
+        self.by_time = (self.by_time + 1.0).min(full);
+        self.by_share = (self.by_share + 1.0).min(full);
+    }
+
     /// Spends `n`, at most what is left; returns how many were granted.
     pub fn take(&mut self, n: usize) -> usize {
         let n = n.min(self.left());
@@ -73,6 +81,16 @@ mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn what_has_helped_is_paid_back_within_the_burst() {
+        let mut b = Budget::new(BudgetParams { rate_per_s: 2.0, burst: 2, share: 0.0 });
+        assert_eq!(b.take(2), 2);
+        b.pay_back();
+        assert_eq!((b.left(), b.take(2)), (1, 1));
+        (0..5).for_each(|_| b.pay_back());
+        assert_eq!(b.left(), 2);
+    }
 
     #[test]
     fn a_burst_then_the_rate() {

@@ -9,10 +9,13 @@ use super::collect::{family_head, Collector, STRIDES};
 use super::detector::{Detector, Objective, Signal, State};
 use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
 use super::policy::{choose, Choice, Pick, PolicyParams};
+use super::retry::{bit_of, Outcome as RetryOutcome, Retries, RetryParams};
+use super::starvation::Starvation;
 use super::verify::{Pending, Verdict};
 use super::window::{Edge, EdgeKind, TaskId, Window};
 use crate::cancel::action::{self, Level};
 use crate::cancel::mailbox::Request;
+use crate::cancel::retry::Cancelled;
 use crate::config::{ClockChoice, Config, Mode};
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::region::lease::{Leader, Role};
@@ -38,6 +41,8 @@ const REAP_THOROUGH_NS: u64 = 10_000 * MS;
 const REAP_THOROUGH_WATCHING_NS: u64 = 1_000 * MS;
 /// A cached clock that stood still for this long had no controller.
 const GAP_NS: u64 = 150 * MS;
+/// Calm is a resource under this part of the contention threshold: a retry will add to it.
+const CALM_PART: f64 = 0.5;
 /// An overload without a culprit is said in the log at most this often.
 const REGULAR_SAID_NS: u64 = 10_000 * MS;
 
@@ -63,9 +68,15 @@ pub struct Controller {
     /// A full table was said in the log.
     said_full: bool,
     said_regular_ns: u64,
+    /// When the next step was asked for.
+    due_ns: Option<u64>,
+    starvation: Starvation,
     /// The counter's and the kernel's time when they were last compared.
     clock_pair: Option<(u64, u64)>,
     pending: Vec<Pending>,
+    retries: Retries,
+    /// Decisions whose effect is known and whose task may still run again.
+    retriable: Vec<Decision>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
     observed: Option<(u64, u64)>,
     log: LogFile,
@@ -92,8 +103,12 @@ impl Controller {
             manual_seen: 0,
             said_full: false,
             said_regular_ns: 0,
+            due_ns: None,
+            starvation: Starvation::default(),
             clock_pair: None,
             pending: Vec::new(),
+            retries: Retries::default(),
+            retriable: Vec::new(),
             observed: None,
             log: LogFile::default(),
         }
@@ -101,6 +116,11 @@ impl Controller {
 
     /// One step. `log_path` is where decisions are appended.
     pub fn tick(&mut self, region: &Region, log_path: Option<&str>) -> Role {
+        self.tick_changed(region, log_path, &mut Unchanged)
+    }
+
+    /// One step of an experiment.
+    pub fn tick_changed(&mut self, region: &Region, log_path: Option<&str>, change: &mut dyn Change) -> Role {
         let h = region.header();
         let mut now_ns = region.now_ns();
         let role = h.lease.contend(self.me, &mut self.term, now_ns);
@@ -121,6 +141,9 @@ impl Controller {
             Role::Leader => {}
         }
         h.counters.ticks.fetch_add(1, Relaxed);
+        if let Some(due_ns) = self.due_ns.take() {
+            self.starvation.note(now_ns, now_ns.saturating_sub(due_ns));
+        }
         if h.read_settings(&mut self.config, &mut self.settings_seen) {
             self.budget.set_params(budget_params(&self.config));
         }
@@ -138,7 +161,8 @@ impl Controller {
         self.verify(region, now_ns, None, log_path);
         if now_ns >= self.next_stride_ns {
             self.next_stride_ns = now_ns.saturating_add(self.window_ns() / STRIDES);
-            self.stride(region, now_ns, log_path);
+            let contended = self.stride(region, now_ns, log_path, change);
+            self.run_again(region, now_ns, contended, log_path);
             self.reap(region, now_ns);
         }
         role
@@ -149,6 +173,7 @@ impl Controller {
         let log = std::mem::take(&mut self.log);
         *self = Controller { term: self.term, log, ..Controller::new(self.me, &self.config) };
         self.take_over(region, now_ns);
+        self.retries.take_over(region);
         // Look once for what was asked while nobody led.
         self.manual_seen = region.header().manual_requests.load(Acquire).wrapping_sub(1);
     }
@@ -191,7 +216,7 @@ impl Controller {
                 rung: request.rung,
                 ..self.blank(region, task, request.scope, slot, now_ns)
             };
-            self.pending.push(Pending::new(decision, request, now_ns));
+            self.pending.push(Pending::new(decision, request, now_ns, 0));
         }
     }
 
@@ -293,24 +318,34 @@ impl Controller {
         h.throughput_milli_per_s.store((signal.throughput_per_s * 1e3) as u64, Relaxed);
     }
 
-    /// A quarter of a window has passed: look again.
-    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>) {
+    /// A quarter of a window has passed: look again. The resources that are not calm; None = they were not measured.
+    fn stride(&mut self, region: &Region, now_ns: u64, log_path: Option<&str>, change: &mut dyn Change) -> Option<u64> {
         let detailed = self.watching;
         let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
-        if window.length_ns > 0 {
-            self.judge(region, &mut window, detailed, log_path);
-        }
+        let contended = match window.length_ns {
+            0 => None,
+            _ => self.judge(region, &mut window, detailed, log_path, change),
+        };
         self.collector.reuse(window);
+        contended
     }
 
-    /// Detects, and where a window with `detailed` tasks shows an overload, decides and acts.
-    fn judge(&mut self, region: &Region, window: &mut Window, detailed: bool, log_path: Option<&str>) {
+    /// Detects, and where a window with `detailed` tasks shows an overload, decides and acts. Answers as `stride`.
+    fn judge(
+        &mut self,
+        region: &Region,
+        window: &mut Window,
+        detailed: bool,
+        log_path: Option<&str>,
+        change: &mut dyn Change,
+    ) -> Option<u64> {
         let (h, now_ns) = (region.header(), window.now_ns);
         h.counters.windows.fetch_add(1, Relaxed);
         let completions = self.collector.completions();
         self.budget.refill(now_ns, completions.saturating_sub(self.completions));
         self.completions = completions;
 
+        change.window(window);
         let objective = Objective {
             slo_ns: (self.config.slo_ms > 0.0).then_some((self.config.slo_ms * 1e6) as u64),
             tolerance: self.config.slo_tolerance,
@@ -335,7 +370,8 @@ impl Controller {
             region.header().hand_on(self.detector.learnt());
         }
         if !detailed || self.collector.measured_ns() == 0 {
-            return;
+            // Where nothing is suspected nobody is late: nothing can be contended much.
+            return (!self.watching).then_some(0);
         }
 
         // The detector has seen the latencies of the whole window; what follows looks at the part of it in which
@@ -354,40 +390,55 @@ impl Controller {
             edges.retain(|e| e.waiter != e.blocker);
             window.edges.append(&mut edges);
         }
+        change.evidence(window);
         let params = EstimatorParams {
             contention_threshold: self.config.contention_threshold,
             class_duration_ns: self.detector.class_durations_ns(),
         };
         let mut estimate = estimate(window, &params);
+        self.pay_back(window, &estimate, &signal);
+        let calm = self.config.contention_threshold * CALM_PART;
+        let contended = Some(set_of(estimate.resources.iter().filter(|r| r.level > calm).map(|r| r.id)));
         self.verify(region, now_ns, Some(&estimate), log_path);
         if signal.state != State::Overload {
             self.overloaded = false;
-            return;
+            return contended;
         }
         if !signal.breached {
-            return; // on its way out of it: nobody is late just now
+            return contended; // on its way out of it: nobody is late just now
         }
         if self.awaits_effect() || self.observing(region) {
-            return;
+            return contended;
         }
+        // Who has held something for less than a window has not been seen to monopolise it for one, nor who may have been
+        // held up for want of CPU all the while.
+        let excused_ns = self.starvation.excuses_ns(now_ns);
+        let judged_ns = signal.slo_ns.max(self.window_ns()).max(excused_ns);
         let policy = PolicyParams {
             contention_threshold: self.config.contention_threshold,
             min_relief: self.config.min_relief,
-            // Who has held something for less than a window has not been seen to monopolise it for one.
-            min_gain_ns: signal.slo_ns.max(self.window_ns()),
-            min_occupation_ns: 2 * self.window_ns(),
+            min_gain_ns: judged_ns,
+            // A late request is no hog yet, nor a client that wants CPU idle.
+            min_occupation_ns: 2 * judged_ns,
+            min_idle_ns: PolicyParams::default().min_idle_ns.max(2 * excused_ns),
+            min_remaining_ns: 2 * self.window_ns(),
+            late_ns: signal.late_ns,
+            late_share: signal.late_share,
+            settles: self.pending.iter().any(Pending::settles),
             ..PolicyParams::default()
         };
         if ask_host(&estimate, window) {
             // Gains hang on progress.
             estimate = super::estimator::estimate(window, &params);
         }
+        change.estimate(&mut estimate);
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
         let budget = if enforce { self.budget.left() } else { self.config.cancel_burst as usize };
-        let choice = choose(&estimate, window, &policy, budget);
+        let mut choice = choose(&estimate, window, &policy, budget);
+        change.choice(&mut choice, now_ns);
         if !choice.picks.is_empty() && region.reap(false) > 0 {
-            return; // of those who died since the last look none is a culprit or a victim: look again without them
+            return contended; // of those who died since the last look none is a culprit or a victim: look again without them
         }
         if !self.overloaded {
             self.overloaded = true;
@@ -398,6 +449,34 @@ impl Controller {
         }
         let evidence = || replay_json(window, &params, &policy, budget);
         self.act(region, now_ns, window, &signal, &estimate, &choice, &evidence, log_path);
+        contended
+    }
+
+    /// Cancelled tasks that wait to run again.
+    fn run_again(&mut self, region: &Region, now_ns: u64, contended: Option<u64>, log_path: Option<&str>) {
+        let params = RetryParams {
+            calm_ns: self.config.retry_calm_ms as u64 * MS,
+            pause_ns: 2 * self.window_ns(),
+            load_share: self.config.retry_load_share,
+        };
+        self.retries.turnstile.observe(now_ns, contended, !self.watching, self.completions, params.calm_ns);
+        let (lease, me, term) = (&region.header().lease, self.me, self.term);
+        for outcome in self.retries.step(region, now_ns, &params, || lease.holds(me, term)) {
+            self.record_retry(region, &outcome, log_path);
+        }
+        if !self.retriable.is_empty() {
+            self.retriable.retain(|d| self.retries.is_open(region, d.id));
+        }
+    }
+
+    fn record_retry(&mut self, region: &Region, outcome: &RetryOutcome, log_path: Option<&str>) {
+        let pending = self.pending.iter_mut().map(|p| &mut p.decision);
+        // Decided under an earlier leader: the counters know, the record does not.
+        let Some(decision) = pending.chain(&mut self.retriable).find(|d| d.id == outcome.decision_id) else { return };
+        decision.retried = Some(outcome.ran);
+        decision.retry_waited_ms = Some(outcome.waited_ns as f64 / 1e6);
+        action::log(Level::Notice, &decision.retry_words());
+        decision.record(region, &mut self.log, log_path);
     }
 
     fn report_overload(&mut self, region: &Region, now_ns: u64, choice: &Choice, signal: &Signal) {
@@ -496,6 +575,15 @@ impl Controller {
                 region.header().counters.cancels_over_budget.fetch_add(1, Relaxed);
                 return;
             }
+            let cancelled = Cancelled {
+                task: pick.task,
+                scope: pick.scope,
+                decision_id: decision.id,
+                resources: self.cancelled_for(pick, estimate),
+                owner_pid: decision.owner_pid,
+                flags: slot.flags.load(Relaxed),
+                load_milli_per_s: (self.load_before(signal) * 1e3) as u64,
+            };
             let request = Request {
                 scope: pick.scope,
                 decision_id: decision.id,
@@ -506,8 +594,21 @@ impl Controller {
                 victims: pick.waiting() as u32,
                 reason,
             };
-            self.send(region, now_ns, decision, request, evidence.take(), log_path);
+            let waiting = estimate.resource(pick.resource).map_or(0, |r| r.waiting);
+            self.send(region, now_ns, decision, request, waiting, Some(cancelled), evidence.take(), log_path);
         }
+    }
+
+    /// What must be calm before the pick's task may run again: all contended resources that its end frees.
+    fn cancelled_for(&self, pick: &Pick, estimate: &Estimate) -> u64 {
+        let contended = |id| estimate.resource(id).is_some_and(|r| r.level >= self.config.contention_threshold);
+        let uses = estimate.candidate(pick.task).into_iter().flat_map(|c| &c.uses).map(|u| u.resource);
+        set_of(uses.filter(|&id| contended(id)).chain([pick.resource]))
+    }
+
+    /// Requests per second before the overload; 0 = not known.
+    fn load_before(&self, signal: &Signal) -> f64 {
+        self.retries.turnstile.usual_per_s().unwrap_or(signal.baseline_throughput_per_s)
     }
 
     /// A decision about `task` with everything that is not evidence.
@@ -556,18 +657,29 @@ impl Controller {
             ended_ms: None,
             contention_after: None,
             would_have: String::new(),
+            work_since_ns: match slot.work_start_ns.load(Relaxed) {
+                0 => slot.request_start_ns.load(Relaxed),
+                start_ns => start_ns,
+            },
+            work_lost_ms: None,
+            retried: None,
+            retry_waited_ms: None,
             said: None,
             replay: None,
         }
     }
 
-    /// `evidence`: what the decision was made from, for its replay.
+    /// Tells the task to stop. `waiting` = those who wait for the resource now. `cancelled`: it may run again; not so who
+    /// was cancelled by hand. `evidence`: what the decision was made from, for its replay.
+    #[allow(clippy::too_many_arguments)]
     fn send(
         &mut self,
         region: &Region,
         now_ns: u64,
         mut decision: Decision,
         request: Request,
+        waiting: u64,
+        cancelled: Option<Cancelled>,
         evidence: Option<&dyn Fn() -> String>,
         log_path: Option<&str>,
     ) {
@@ -575,13 +687,17 @@ impl Controller {
         if !region.header().lease.holds(self.me, self.term) {
             return;
         }
+        // First: its host may ask a moment after it was told.
+        if let Some(cancelled) = cancelled {
+            self.retries.note(region, &cancelled, now_ns);
+        }
         actuator::deliver(region, self.leader(), decision.task, &request);
         region.header().counters.decisions.fetch_add(1, Relaxed);
         region.header().counters.cancels_requested.fetch_add(1, Relaxed);
         // Told first, written down second: the record costs the victims no time. (Of 1,000 tasks it takes milliseconds.)
         decision.replay = evidence.map(|tell| tell());
         decision.record(region, &mut self.log, log_path);
-        self.pending.push(Pending::new(decision, request, now_ns));
+        self.pending.push(Pending::new(decision, request, now_ns, waiting));
     }
 
     /// Cancels asked for by hand.
@@ -599,7 +715,17 @@ impl Controller {
             let reason = text::load_words(&slot.manual_reason);
             let decision = Decision { reason: reason.clone(), ..self.blank(region, task, scope, slot, now_ns) };
             let request = Request { scope, decision_id: decision.id, rung: 1, reason, ..Request::default() };
-            self.send(region, now_ns, decision, request, None, log_path);
+            self.send(region, now_ns, decision, request, 0, None, None, log_path);
+        }
+    }
+
+    /// A cancel that has helped costs nothing.
+    fn pay_back(&mut self, window: &Window, estimate: &Estimate, signal: &Signal) {
+        let threshold = self.config.contention_threshold;
+        for pending in &mut self.pending {
+            if pending.now_helped(window, estimate, threshold, signal.throughput_per_s) {
+                self.budget.pay_back();
+            }
         }
     }
 
@@ -619,11 +745,31 @@ impl Controller {
             }
             Verdict::Done => {
                 p.decision.record(region, &mut self.log, log_path);
+                if p.decision.retried.is_none() && self.retries.is_open(region, p.decision.id) {
+                    self.retriable.push(p.decision.clone());
+                }
                 false
             }
         });
         self.pending = pending;
     }
+}
+
+/// Something else than the library does, for experiments: each stage's result passes through before the next takes it.
+pub trait Change {
+    fn window(&mut self, _window: &mut Window) {}
+    /// The window with the host's edges, before it is estimated.
+    fn evidence(&mut self, _window: &mut Window) {}
+    fn estimate(&mut self, _estimate: &mut Estimate) {}
+    fn choice(&mut self, _choice: &mut Choice, _now_ns: u64) {}
+}
+
+/// Nothing else.
+pub struct Unchanged;
+impl Change for Unchanged {}
+
+fn set_of(ids: impl Iterator<Item = u32>) -> u64 {
+    ids.fold(0, |set, id| set | bit_of(id))
 }
 
 fn budget_params(c: &Config) -> BudgetParams {
@@ -639,7 +785,7 @@ fn in_words(pick: &Pick, resources: &[ResourceEstimate], words: &str) -> String 
 }
 
 /// What estimator and policy were given.
-/// What a replay needs, to the last bit: a threshold rounded for people may choose otherwise.
+/// To the last bit: a threshold rounded for people may choose otherwise.
 pub fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &PolicyParams, budget: usize) -> String {
     let durations =
         estimator.class_duration_ns.iter().fold(Json::object(), |j, (class, ns)| j.int(&class.to_string(), *ns));
@@ -649,6 +795,10 @@ pub fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &Policy
         .int("min_gain_ns", policy.min_gain_ns)
         .int("min_idle_ns", policy.min_idle_ns)
         .int("min_occupation_ns", policy.min_occupation_ns)
+        .int("min_remaining_ns", policy.min_remaining_ns)
+        .int("late_ns", policy.late_ns)
+        .exact("late_share", policy.late_share)
+        .bool("settles", policy.settles)
         .exact("near_tie", policy.near_tie)
         .raw("class_duration_ns", &durations.end())
         .int("budget", budget as u64)
@@ -727,4 +877,47 @@ fn considered(region: &Region, window: &Window, estimate: &Estimate, choice: &Ch
         }
     });
     chosen.chain(others).collect()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::region::clock::monotonic_ns;
+
+    /// A suspended or moved machine: the counter is an hour off from one tick to the next, either way.
+    #[test]
+    fn a_stepped_counter_ends_nobodys_task_and_no_leadership() {
+        for step_ns in [3_600_000_000_000u64, 3_600_000_000_000u64.wrapping_neg()] {
+            let r = Region::anonymous(16, 16).unwrap();
+            let (h, me) = (r.header(), ProcessId::current());
+            let mut config = Config::default();
+            config.apply_text("test", "mode = enforce\nslo_ms = 500\nwindow_ms = 20\ntrigger_windows = 1").unwrap();
+            h.publish_settings(&config).unwrap();
+            if h.clock.use_tsc.load(Relaxed) != 1 {
+                return; // the kernel does not trust the counter here, so neither does the library
+            }
+            let lock = h.register("lock", crate::control::window::ResourceKind::Lock).unwrap();
+            let tasks = [1, 2, 3].map(|key| r.begin_task(me, key, 0).unwrap());
+            let trace = |task| &r.task(task).unwrap().trace;
+            trace(tasks[0]).acquire(h.clock.event_ns(), 0, lock, 1, 1);
+            trace(tasks[1]).wait_begin(h.clock.event_ns(), lock, 1);
+            let mut controller = Controller::new(me, &config);
+            let mut other = 0;
+            let tick = |controller: &mut Controller| {
+                std::thread::sleep(Duration::from_millis(2));
+                controller.tick(&r, None)
+            };
+            assert_eq!(tick(&mut controller), Role::NewLeader);
+            // A look that the scheduler split says nothing: then the next tick has the first pair.
+            (0..25).for_each(|_| assert_eq!(tick(&mut controller), Role::Leader));
+            h.clock.ns_base.store(h.clock.ns_base.load(Relaxed).wrapping_add(step_ns), Relaxed);
+            (0..25).for_each(|_| assert_eq!(tick(&mut controller), Role::Leader));
+            assert_eq!(h.clock.use_tsc.load(Relaxed), 0);
+            assert!(r.now_ns().abs_diff(monotonic_ns()) < 1_000_000_000);
+            assert_eq!((h.counters.decisions.load(Relaxed), h.counters.lease_changes.load(Relaxed)), (0, 1));
+            // Who hangs from here on is replaced in time.
+            assert_eq!(h.lease.contend(me, &mut other, r.now_ns()), Role::Follower);
+            assert_eq!(h.lease.contend(me, &mut other, r.now_ns() + 250 * MS), Role::NewLeader);
+        }
+    }
 }

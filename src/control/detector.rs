@@ -17,6 +17,13 @@ const FALL: f64 = 0.90;
 const RELEARN_AFTER_NS: u64 = 30_000_000_000;
 /// Weight of a step in the estimate of how far the throughput recently reached.
 const RECENT: f64 = 0.25;
+/// So many requests at least must be late: of the few that a thin window holds the slowest alone is its p99.
+const LEAST_LATE: f64 = 3.0;
+/// A request in flight counts in full for so long; an older one only for the part that this is of its age, ns. It became
+/// late once, but is seen in every window: a few reports that run for minutes would else be late for minutes.
+const FRESH_NS: f64 = 1e9;
+/// Nothing completed is a stall if, since the oldest in flight began, so many should have by what is usual.
+const MISSING: f64 = 3.0;
 
 /// What the server shall keep.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +79,10 @@ pub struct Signal {
     pub baseline_throughput_per_s: f64,
     pub in_flight: u64,
     pub oldest_in_flight_ns: u64,
+    /// Who is older is late: the smallest objective of the classes over theirs, ns; 0 = none is.
+    pub late_ns: u64,
+    /// Part of the requests that are late, of the class over its objective of which most are (0..=1).
+    pub late_share: f64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -109,6 +120,7 @@ struct Look {
     p99_ns: u64,
     objective_ns: Option<u64>,
     throughput_per_s: f64,
+    late_share: f64,
     over: bool,
     breached: bool,
 }
@@ -141,7 +153,9 @@ impl Detector {
 
     /// One step; windows come in the order of time and may overlap.
     pub fn step(&mut self, window: &Window, objective: &Objective) -> Signal {
-        let looks: Vec<Look> = window.classes.iter().map(|c| self.look(c, window.length_ns, objective)).collect();
+        let any_known = self.classes.values().any(|c| c.baseline.is_known());
+        let look = |c: &ClassWindow| self.look(c, window.length_ns, objective, any_known);
+        let looks: Vec<Look> = window.classes.iter().map(look).collect();
         let over = looks.iter().any(|l| l.over);
         let breached = looks.iter().any(|l| l.breached);
         let trigger = objective.trigger_windows.max(1);
@@ -150,7 +164,7 @@ impl Detector {
         self.signal(window, &looks, breached)
     }
 
-    fn look(&mut self, class: &ClassWindow, length_ns: u64, objective: &Objective) -> Look {
+    fn look(&mut self, class: &ClassWindow, length_ns: u64, objective: &Objective, any_known: bool) -> Look {
         let state = self.classes.entry(class.class).or_default();
         let throughput_per_s = match length_ns {
             0 => 0.0,
@@ -160,12 +174,14 @@ impl Detector {
         let before = baseline.unwrap_or(0.0).max(state.recent_per_s.unwrap_or(0.0));
         let reference = if state.over { before.max(state.reached_per_s) } else { before };
         let objective_ns = objective.slo_ns.or_else(|| state.baseline.objective_ns(objective.tolerance));
-        let fallen = throughput_per_s < FALL * reference;
-        let p99_ns = p99_with_in_flight(class, objective_ns, fallen).unwrap_or(0);
-        let over = objective_ns.is_some_and(|slo| p99_ns > slo);
+        let (p99_ns, enough, late_share) = p99_with_in_flight(class, objective_ns, throughput_per_s, reference);
+        // Of a class that little is known of (reports, of which a few run now and then) nobody can say that it is slow.
+        let judged = state.baseline.is_known() || !any_known;
+        let over = judged && enough && objective_ns.is_some_and(|slo| p99_ns > slo);
         // Without any reference (the first windows with an absolute objective) nothing shows growth.
         let grows = reference > 0.0 && throughput_per_s > GROWTH * reference;
-        Look { class: class.class, p99_ns, objective_ns, throughput_per_s, over, breached: over && !grows }
+        let breached = over && !grows;
+        Look { class: class.class, p99_ns, objective_ns, throughput_per_s, late_share, over, breached }
     }
 
     fn advance(&mut self, over: bool, breached: bool, trigger: u32, now_ns: u64, has_objective: bool, o: &Objective) {
@@ -256,28 +272,45 @@ impl Detector {
             baseline_throughput_per_s: self.classes.values().filter_map(|c| c.baseline.throughput_per_s()).sum(),
             in_flight: ages().count() as u64,
             oldest_in_flight_ns: ages().max().unwrap_or(0),
+            late_share: looks.iter().filter(|l| l.over).map(|l| l.late_share).fold(0.0, f64::max),
+            late_ns: looks.iter().filter(|l| l.over).filter_map(|l| l.objective_ns).min().unwrap_or(0),
         }
     }
 }
 
-/// p99 over completions and the requests in flight that are already late (a younger one says nothing yet).
+/// p99 over completions and the requests in flight that are already late (a younger one says nothing yet); 0 for none.
+/// Whether enough of them are late to say anything, and which part is.
 ///
 /// The completions of a window that a stall has just entered belong to the time before it, and at a high rate they
 /// would hide the stall until they have left the window. So once the throughput has fallen and more than half of the
 /// requests in flight are late, or when nothing completed at all, the ages alone count.
-fn p99_with_in_flight(class: &ClassWindow, objective_ns: Option<u64>, fallen: bool) -> Option<u64> {
+fn p99_with_in_flight(
+    class: &ClassWindow,
+    objective_ns: Option<u64>,
+    per_s: f64,
+    reference_per_s: f64,
+) -> (u64, bool, f64) {
     let ages = &class.in_flight_age_ns;
-    let late = ages.iter().filter(|&&age| objective_ns.is_some_and(|slo| age > slo)).count();
-    let stalls = class.latency.total() == 0 || (fallen && late * 2 > ages.len());
-    if stalls {
+    let late = || ages.iter().copied().filter(|&age| objective_ns.is_some_and(|slo| age > slo));
+    let weight: f64 = late().map(|age| (FRESH_NS / age as f64).min(1.0)).sum();
+    let oldest_s = ages.iter().max().map_or(0.0, |&ns| ns as f64 / 1e9);
+    let nothing = class.latency.total() == 0 && oldest_s * reference_per_s >= MISSING;
+    let fallen = per_s < FALL * reference_per_s && late().count() * 2 > ages.len();
+    if nothing || fallen {
         // Exact, not by bucket: an age just over the objective must not read as just under it.
         let mut ages = ages.clone();
         let rank = (ages.len() as f64 * 0.99).ceil() as usize;
-        return (rank > 0).then(|| *ages.select_nth_unstable(rank - 1).1);
+        let p99_ns = if rank > 0 { *ages.select_nth_unstable(rank - 1).1 } else { 0 };
+        return (p99_ns, nothing || weight >= LEAST_LATE, 1.0);
     }
+    let late_done = objective_ns.map_or(0, |slo| class.latency.over(slo));
     let mut all = class.latency.clone();
-    ages.iter().filter(|&&age| objective_ns.is_some_and(|slo| age > slo)).for_each(|&age| all.record(age));
-    all.quantile(0.99)
+    if class.latency.total() > 0 {
+        late().for_each(|age| all.record(age));
+    }
+    let late = late_done as f64 + weight;
+    let share = late / (class.latency.total() as f64 + weight).max(1.0);
+    (all.quantile(0.99).unwrap_or(0), late >= LEAST_LATE, share)
 }
 
 #[cfg(test)]
@@ -445,6 +478,41 @@ mod tests {
         for _ in 0..100 {
             assert!(!s.step(36, |_| 5).breached);
         }
+    }
+
+    #[test]
+    fn of_a_thin_window_the_slowest_alone_is_no_breach() {
+        let mut s = Server::new(Some(20));
+        s.steps(80, 3, |_| 5);
+        assert!(!s.step(3, |i| if i < 2 { 50 } else { 5 }).breached, "two of twelve");
+        let third = s.step(3, |i| if i < 1 { 50 } else { 5 });
+        assert!(third.breached && (0.2..0.3).contains(&third.late_share), "{third:?}");
+        assert_eq!(third.late_ns, 20 * MS);
+    }
+
+    #[test]
+    fn requests_that_take_long_are_late_for_a_second_and_not_as_long_as_they_run() {
+        let mut s = Server::new(Some(20));
+        s.steps(80, 20, |_| 5);
+        s.stall(4); // of 80 in a window
+        assert!(s.steps(20, 20, |_| 5).breached, "four are 500 ms old");
+        assert!(!s.steps(60, 20, |_| 5).breached, "and four of 1600 are 2 s old");
+    }
+
+    #[test]
+    fn of_a_class_that_little_is_known_of_nobody_is_late() {
+        let mut d = Detector::new();
+        let o = Objective { slo_ns: Some(20 * MS), ..Objective::default() };
+        let mut step = |t: u64, reports: u64| {
+            let mut classes = vec![ClassWindow::default(), ClassWindow { class: 1, ..Default::default() }];
+            (0..100).for_each(|_| classes[0].latency.record(5 * MS));
+            classes[1].in_flight_age_ns = vec![t * 100 * MS; reports as usize];
+            (0..t % 2).for_each(|_| classes[1].latency.record(900 * MS));
+            let window = Window { now_ns: t * 100 * MS, length_ns: 100 * MS, classes, ..Window::default() };
+            d.step(&window, &o)
+        };
+        (1..20).for_each(|t| assert!(!step(t, 0).breached));
+        (20..60).for_each(|t| assert!(!step(t, 5).breached, "at {t}"));
     }
 
     #[test]

@@ -20,6 +20,33 @@ fn own_time_ns(h: &Holding) -> u64 {
     h.held_ns.saturating_sub(h.waited_ns)
 }
 
+/// Whoever occupies a queue's server for no longer than this many times what his class usually takes may only be slow, up
+/// to a time, ns: of ordinary requests on a starved machine some are.
+const OWN_TIMES: u64 = 10;
+const OWN_LONG_NS: u64 = 1_000_000_000;
+
+/// What an ordinary request takes, for one task.
+struct Ordinary<'a> {
+    /// Per resource: of those who use it and wait for it.
+    usual_ns: &'a [u64],
+    /// Of the task's own class.
+    own_ns: u64,
+    /// Per resource.
+    longest_wait_ns: &'a [u64],
+}
+
+impl Ordinary<'_> {
+    fn ns(&self, r: u32) -> u64 {
+        self.usual_ns[r as usize].max(self.own_ns)
+    }
+
+    /// Whoever occupies a queue's server for no longer is no hog.
+    fn no_hog_ns(&self, r: u32) -> u64 {
+        let own_ns = self.own_ns.saturating_mul(OWN_TIMES).min(OWN_LONG_NS);
+        self.ns(r).saturating_mul(2).max(own_ns)
+    }
+}
+
 /// What the estimator needs besides the window.
 #[derive(Clone, Debug)]
 pub struct EstimatorParams {
@@ -86,6 +113,8 @@ pub struct Use {
     /// For how long those who run and hold up a queue's head have used it, at most, ns; of other roles the same as
     /// `usage_ns`.
     pub behind_ns: u64,
+    /// The longest wait because of it (MEMORY: 0, for those waits are many and brief), ns.
+    pub waited_ns: u64,
     /// Resource gain in the unit of `usage`; finite, > 0.
     pub gain: f64,
     /// The same as time, ns: comparable over resources before weighing by `share`.
@@ -309,6 +338,13 @@ impl Estimate {
         let completed: Vec<Option<f64>> = window.tasks.iter().map(|t| completed_fraction(t, params)).collect();
         let usual = self.usual_occupation(window, params);
         let usual_waiter = self.usual_waiter(window, params);
+        let usual: Vec<u64> = usual.into_iter().zip(usual_waiter).map(|(a, b)| a.max(b)).collect();
+        let mut longest_ns: Vec<u64> = window.resources.iter().map(|r| r.untracked_oldest_wait_ns).collect();
+        for w in &self.graph.waits {
+            if let Some(longest) = w.resource.and_then(|r| longest_ns.get_mut(r as usize)) {
+                *longest = w.waited_ns.max(*longest);
+            }
+        }
         let mut scratch = self.scratch();
         let mut relief = Relief::default();
         let mut found = Vec::new();
@@ -325,8 +361,8 @@ impl Estimate {
             let task = &window.tasks[t as usize];
             // What is usual of its own class is no hogging either, even where only untracked waiters suffer from it.
             let own_usual = params.class_duration_ns.get(&task.class).copied().unwrap_or(0);
-            let usual_ns = |r: u32| usual[r as usize].max(usual_waiter[r as usize]).max(own_usual);
-            let uses = self.uses(t, &relief, window, &completed, &usual_ns);
+            let ordinary = Ordinary { usual_ns: &usual, own_ns: own_usual, longest_wait_ns: &longest_ns };
+            let uses = self.uses(t, &relief, window, &completed, &ordinary);
             found.push(Candidate {
                 task: task.id,
                 index: t as usize,
@@ -376,7 +412,7 @@ impl Estimate {
         relief: &Relief,
         window: &Window,
         completed: &[Option<f64>],
-        usual_ns: &dyn Fn(u32) -> u64,
+        ordinary: &Ordinary,
     ) -> Vec<Use> {
         let g = &self.graph;
         let task = &window.tasks[t as usize];
@@ -399,7 +435,8 @@ impl Estimate {
         };
         let mut direct: Vec<(u32, Use)> = Vec::new();
         let mut base = (0u64, 0f64, 0u64); // usage, gain, instance of what it blocks most
-                                           // Ties by instance: barriers are numbered in the order of tasks, which must not matter.
+        let mut waited_ns = vec![0u64; self.resources.len()];
+        // Ties by instance: barriers are numbered in the order of tasks, which must not matter.
         let better = |a: &Use, b: &Use| {
             a.gain_ns > b.gain_ns || (a.gain_ns == b.gain_ns && (a.instance, a.role as u8) < (b.instance, b.role as u8))
         };
@@ -415,6 +452,9 @@ impl Estimate {
                 continue;
             }
             let waited = g.longest_wait_ns(b);
+            if let Some(r) = barrier.resource {
+                waited_ns[r as usize] = waited_ns[r as usize].max(waited);
+            }
             let (role, (usage, gain, behind_ns)) = match kind {
                 EdgeKind::Queued if g.blocked[t as usize] => (Role::Bars, g.inherited(t, &held)),
                 EdgeKind::Queued => (Role::Bars, (waited, waited as f64 * ahead(t), waited)),
@@ -424,7 +464,7 @@ impl Estimate {
                 }
             };
             if gain > base.1 || (gain == base.1 && barrier.instance < base.2) {
-                base = (usage, gain, barrier.instance);
+                base = (behind_ns.max(usage), gain, barrier.instance);
             }
             if let Some(r) = barrier.resource {
                 let new = self.new_use(r, barrier.instance, role, usage, usage, gain, gain);
@@ -441,13 +481,13 @@ impl Estimate {
                     add(r, self.new_use(r, pool.instance, Role::Holds, part.amount, elapsed_ns, gain, gain_ns));
                 }
                 // An ordinary request is no hog, however many processors it had to itself for a moment.
-                ResourceKind::System if part.held_ns <= usual_ns(r).saturating_mul(SYSTEM_USUAL_TIMES) => {}
+                ResourceKind::System if part.held_ns <= ordinary.ns(r).saturating_mul(SYSTEM_USUAL_TIMES) => {}
                 ResourceKind::System => {
                     let gain = part.amount as f64 * ahead(t);
                     let gain_ns = elapsed_ns as f64 * ahead(t);
                     add(r, self.new_use(r, pool.instance, Role::Holds, part.amount, part.held_ns, gain, gain_ns));
                 }
-                _ if part.held_ns <= usual_ns(r).saturating_mul(2) && relief.victims.is_empty() => {}
+                _ if part.held_ns <= ordinary.no_hog_ns(r) => {}
                 _ => {
                     let gain = part.held_ns as f64 * ahead(t);
                     add(r, self.new_use(r, pool.instance, Role::Occupies, part.held_ns, part.held_ns, gain, gain));
@@ -469,6 +509,12 @@ impl Estimate {
             };
             if let Some(mut new) = best.filter(|u| u.gain_ns > 0.0) {
                 new.freed_ns = freed;
+                new.waited_ns = match (new.role, self.resources[r].kind) {
+                    (_, ResourceKind::Memory | ResourceKind::System) => 0,
+                    (Role::Occupies, _) => ordinary.longest_wait_ns[r],
+                    (Role::Through, _) => waited_ns.iter().copied().max().unwrap_or(0),
+                    _ => waited_ns[r],
+                };
                 new.share = fraction(freed, self.resources[r].lost_ns);
                 uses.push(new);
             }
@@ -480,6 +526,7 @@ impl Estimate {
     #[allow(clippy::too_many_arguments)] // one constructor for the three kinds of usage
     fn new_use(&self, r: u32, instance: u64, role: Role, usage: u64, usage_ns: u64, gain: f64, gain_ns: f64) -> Use {
         let resource = self.resources[r as usize].id;
-        Use { resource, instance, role, usage, usage_ns, behind_ns: usage_ns, gain, gain_ns, freed_ns: 0, share: 0.0 }
+        let (behind_ns, waited_ns, freed_ns, share) = (usage_ns, 0, 0, 0.0);
+        Use { resource, instance, role, usage, usage_ns, behind_ns, waited_ns, gain, gain_ns, freed_ns, share }
     }
 }

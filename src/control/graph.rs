@@ -89,9 +89,20 @@ pub(super) struct Pool {
 pub(super) struct Part {
     pub pool: u32,
     pub amount: u64,
+    /// A queue's server: at its own pace. Whoever has it and waits for a lock is only a victim.
     pub held_ns: u64,
     /// SYSTEM: its own delays in the window; they end with it, but free nobody.
     pub delayed_ns: u64,
+}
+
+/// A holding of a pool, before those of a task are put together.
+struct PoolHolder {
+    resource: u32,
+    instance: u64,
+    task: u32,
+    amount: u64,
+    held_ns: u64,
+    own_ns: u64,
 }
 
 /// Rows of `T` per task, in one allocation.
@@ -382,7 +393,7 @@ impl Graph {
         let mut wanted: Vec<bool> = window.resources.iter().zip(lost_ns).map(pool_lost).collect();
         groups.keys.iter().for_each(|k| wanted[k.0 as usize] = true);
         let mut holders: Vec<(u32, Holder)> = Vec::new();
-        let mut pool_holders: Vec<(u32, u64, u32, u64, u64)> = Vec::new();
+        let mut pool_holders: Vec<PoolHolder> = Vec::new();
         let mut oldest_hold_ns = Vec::with_capacity(tasks);
         g.own_ns.reserve(tasks);
         for (t, task) in window.tasks.iter().enumerate() {
@@ -404,8 +415,11 @@ impl Graph {
                         holders.push((group, Holder { task: t as u32, held_ns: h.held_ns }));
                     }
                 } else {
-                    let amount = if g.queue[r as usize] { 1 } else { h.amount };
-                    pool_holders.push((r, h.instance, t as u32, amount, h.held_ns));
+                    let queue = g.queue[r as usize];
+                    let (instance, task, held_ns) = (h.instance, t as u32, h.held_ns);
+                    let amount = if queue { 1 } else { h.amount };
+                    let own_ns = if queue { held_ns.saturating_sub(h.waited_ns) } else { held_ns };
+                    pool_holders.push(PoolHolder { resource: r, instance, task, amount, held_ns, own_ns });
                 }
             }
             oldest_hold_ns.push(oldest_ns);
@@ -525,29 +539,29 @@ impl Graph {
 
     fn build_pools(
         &mut self,
-        mut holders: Vec<(u32, u64, u32, u64, u64)>,
+        mut holders: Vec<PoolHolder>,
         mut waits: Vec<(u32, u64, u64)>,
         run_wait_ns: &[u64],
         lost_ns: &[u64],
         window: &Window,
     ) {
-        holders.sort_unstable_by_key(|h| key(h.0, h.1, h.2));
+        holders.sort_unstable_by_key(|h| key(h.resource, h.instance, h.task));
         waits.sort_unstable_by_key(|w| key(w.0, w.1, 0));
         let mut total_of = vec![0u64; window.resources.len()];
         for h in &holders {
-            total_of[h.0 as usize] = total_of[h.0 as usize].saturating_add(h.3);
+            total_of[h.resource as usize] = total_of[h.resource as usize].saturating_add(h.amount);
         }
         let mut parts: Vec<(u32, Part)> = Vec::new();
         let (mut h, mut w) = (0, 0);
         while h < holders.len() {
-            let (resource, instance) = (holders[h].0, holders[h].1);
-            let members = take_while(&holders, &mut h, |x| (x.0, x.1) == (resource, instance));
+            let (resource, instance) = (holders[h].resource, holders[h].instance);
+            let members = take_while(&holders, &mut h, |x| (x.resource, x.instance) == (resource, instance));
             while w < waits.len() && (waits[w].0, waits[w].1) < (resource, instance) {
                 w += 1;
             }
             let waited = take_while(&waits, &mut w, |x| (x.0, x.1) == (resource, instance));
             let waited_ns = waited.iter().fold(0u64, |sum, x| sum.saturating_add(x.2));
-            let total = members.iter().fold(0u64, |sum, x| sum.saturating_add(x.3));
+            let total = members.iter().fold(0u64, |sum, x| sum.saturating_add(x.amount));
             let r = resource as usize;
             // The loss belongs to the instances that tasks wait for; without tracked waiters to all alike.
             let lost_ns = match run_wait_ns[r] {
@@ -563,16 +577,17 @@ impl Graph {
             let mut distinct = 0;
             let mut last = NONE;
             for m in members {
-                if m.2 == last {
+                if m.task == last {
                     let part = &mut parts.last_mut().expect("a member came before").1;
-                    part.amount = part.amount.saturating_add(m.3);
-                    part.held_ns = part.held_ns.max(m.4);
+                    part.amount = part.amount.saturating_add(m.amount);
+                    part.held_ns = part.held_ns.max(m.own_ns);
                     continue;
                 }
-                last = m.2;
+                last = m.task;
                 distinct += 1;
-                let delayed_ns = if system { delays_ns(&window.tasks[m.2 as usize], id, instance, window) } else { 0 };
-                parts.push((m.2, Part { pool, amount: m.3, held_ns: m.4, delayed_ns }));
+                let delayed_ns =
+                    if system { delays_ns(&window.tasks[m.task as usize], id, instance, window) } else { 0 };
+                parts.push((m.task, Part { pool, amount: m.amount, held_ns: m.own_ns, delayed_ns }));
             }
             // What the tasks did not use others did, or it lay idle: neither comes back with a task.
             let total = if system { total.max(capacity(&window.resources[r], window.length_ns)) } else { total };
@@ -778,7 +793,8 @@ impl Graph {
         }
     }
 
-    /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait. (usage, gain,
+    /// What the blocked task `t` bars its victims for: the usage of whom it waits for, at least its own wait, and the gain
+    /// of whom it waits for (nobody who runs: its own wait). (usage, gain,
     /// largest usage of those who run and hold it up); `direct(task, barrier)` = (usage, gain) of a holder that runs.
     pub fn inherited(&self, t: u32, direct: &dyn Fn(u32, u32) -> (u64, f64)) -> (u64, f64, u64) {
         let mut best = (0u64, 0f64, 0u64);
@@ -791,7 +807,6 @@ impl Graph {
                 let waited = self.waits[w as usize].waited_ns;
                 if task == t {
                     best.0 = best.0.max(waited);
-                    best.1 = best.1.max(waited as f64);
                 }
                 let b = self.barrier_of[w as usize];
                 if b == NONE {
@@ -809,6 +824,9 @@ impl Graph {
                     }
                 }
             }
+        }
+        if best.1 == 0.0 {
+            best.1 = best.0 as f64;
         }
         best
     }
@@ -834,7 +852,7 @@ impl Graph {
 fn wanted_servers(
     queue: &ResourceWindow,
     window_ns: u64,
-    members: &[(u32, u64, u32, u64, u64)],
+    members: &[PoolHolder],
     waiting: usize,
     lost_ns: u64,
 ) -> (u64, u64) {
@@ -843,7 +861,7 @@ fn wanted_servers(
         return (0, 1);
     }
     let long_ns = window_ns.max(queue.turnover_ns.saturating_mul(LONG_TURNOVERS));
-    let long = members.iter().filter(|m| m.4 >= long_ns).count() as u64;
+    let long = members.iter().filter(|m| m.held_ns >= long_ns).count() as u64;
     let turning = queue.servers.max(members.len() as u64) - long;
     let missing = long.min(queue.untracked_waiting.saturating_add(waiting as u64));
     (lost_ns, turning.saturating_add(missing).max(1))

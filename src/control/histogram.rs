@@ -68,6 +68,11 @@ impl Histogram {
         self.total
     }
 
+    /// How many are over `ns`, counting all of its bucket.
+    pub fn over(&self, ns: u64) -> u64 {
+        self.counts.iter().skip(bucket_of(ns)).sum()
+    }
+
     /// The `q` quantile (0..=1), interpolated inside its bucket; None without samples.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         if self.total == 0 {
@@ -104,11 +109,14 @@ mod tests {
     #[test]
     fn quantile_is_inside_its_bucket() {
         let mut h = Histogram::default();
-        assert_eq!(h.quantile(0.99), None);
+        assert_eq!((h.quantile(0.99), h.over(0)), (None, 0));
         for i in 1..=1000u64 {
             h.record(i * 1_000_000);
         }
         let p99 = h.quantile(0.99).unwrap() as f64;
         assert!((p99 / 990e6 - 1.0).abs() < 0.07, "{p99}");
+        assert_eq!(h.over(0), 1000);
+        let over = h.over(900_000_000);
+        assert!((100..200).contains(&over), "{over}");
     }
 }

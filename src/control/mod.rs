@@ -13,8 +13,10 @@ pub mod estimator;
 mod graph;
 pub mod histogram;
 pub mod policy;
+pub mod retry;
 #[cfg(not(loom))]
 pub mod sample;
+mod starvation;
 pub mod system;
 #[cfg(not(loom))]
 mod verify;

@@ -17,6 +17,12 @@ use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, 
 const MEMBER_SHARE: f64 = 0.10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
+/// Whoever has had what others wait for, for less than this part of the longest wait, is not what they wait for.
+const EXPLAINS_PART: u64 = 2;
+/// A queue makes people late if they wait in it for this part of what makes them late.
+const QUEUE_PART: u64 = 4;
+/// Memory (and the machine) slows all who use it: if no more than these are late they only just are.
+const MEMORY_LATE: f64 = 0.05;
 /// A queue's head need have barred it only for this part of what a holder must have held.
 const BARS_PART: u64 = 5;
 /// A cancelled task holds on until its work is undone: that is taken off its gain, but an estimate of it is no more than
@@ -42,6 +48,15 @@ pub struct PolicyParams {
     pub min_occupation_ns: u64,
     /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns.
     pub min_idle_ns: u64,
+    /// Whoever is known to be done within this is let finish, ns: a cancel takes as long to be noticed and undone.
+    pub min_remaining_ns: u64,
+    /// Whoever is older, or waits for longer, is late, ns; somebody late must be helped.
+    pub late_ns: u64,
+    /// Part of the requests that are late, of the class of which most are (0..=1).
+    pub late_share: f64,
+    /// A cancel has just ended. A lock passes on at once, but a queue has to be served and a pool to be read anew before
+    /// they show it: until then nobody is to blame for those.
+    pub settles: bool,
     /// Scores within this fraction of the best count as equal (0..1).
     pub near_tie: f64,
 }
@@ -54,6 +69,10 @@ impl Default for PolicyParams {
             min_gain_ns: 20_000_000,
             min_occupation_ns: 200_000_000,
             min_idle_ns: 300_000_000,
+            min_remaining_ns: 200_000_000,
+            late_ns: 0,
+            late_share: 1.0,
+            settles: false,
             near_tie: 0.10,
         }
     }
@@ -150,6 +169,8 @@ enum WhyNot {
     HardlyUsed,
     HardlyIdle,
     SoonDone,
+    Settling,
+    NobodyLate,
     SmallShare,
     Dominated,
     NotNeeded,
@@ -168,7 +189,9 @@ impl WhyNot {
                 "has used the resource at its own pace for no longer than is usual or the objective allows"
             }
             WhyNot::HardlyIdle => "is between two requests: its client may go on at any moment",
-            WhyNot::SoonDone => "will be done within the objective",
+            WhyNot::SoonDone => "will soon be done",
+            WhyNot::Settling => "the effect of the last cancel does not show yet",
+            WhyNot::NobodyLate => "nobody whom it keeps waiting is late",
             WhyNot::SmallShare => "frees too little on its own",
             WhyNot::Dominated => "another task gives back more of every resource",
             WhyNot::NotNeeded => "not needed: contention falls without it",
@@ -229,6 +252,37 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
     Choice { picks, rejected, levels_after: c.left, nobody_because }
 }
 
+/// Who is late.
+struct Late {
+    /// Ascending.
+    tasks: Vec<TaskId>,
+    /// Per resource without holders that block in particular: does it make anybody late?
+    waiting: Vec<bool>,
+}
+
+impl Late {
+    fn new(estimate: &Estimate, window: &Window, params: &PolicyParams) -> Self {
+        let late_ns = params.late_ns;
+        let late = |t: &&TaskView| t.age_ns >= late_ns || t.waits.iter().any(|w| w.waited_ns >= late_ns);
+        let mut tasks: Vec<TaskId> = window.tasks.iter().filter(late).map(|t| t.id).collect();
+        tasks.sort_unstable();
+        let queue_ns = late_ns / QUEUE_PART;
+        let mut waiting: Vec<bool> = (window.resources.iter())
+            .map(|r| match r.kind {
+                // Whoever waits for memory does so often and briefly: at this moment perhaps nobody does.
+                ResourceKind::Memory | ResourceKind::System => params.late_share >= MEMORY_LATE,
+                _ => r.untracked_waiting > 0 && r.untracked_oldest_wait_ns >= queue_ns,
+            })
+            .collect();
+        for wait in window.tasks.iter().flat_map(|t| &t.waits).filter(|w| w.waited_ns >= queue_ns) {
+            if let Some(r) = estimate.resources.iter().position(|r| r.id == wait.resource) {
+                waiting[r] |= estimate.resources[r].kind == ResourceKind::Queue;
+            }
+        }
+        Late { tasks, waiting }
+    }
+}
+
 /// The state of one decision: who is picked so far and what that leaves.
 struct Chooser<'a> {
     estimate: &'a Estimate,
@@ -241,6 +295,7 @@ struct Chooser<'a> {
     freed_ns: Vec<u64>,
     /// Level per resource that the set would leave.
     left: Vec<f64>,
+    late: Late,
     scratch: super::graph::Scratch,
 }
 
@@ -249,7 +304,8 @@ impl<'a> Chooser<'a> {
         let levels: Vec<f64> = estimate.resources.iter().map(|r| r.level).collect();
         let freed_ns = vec![0; levels.len()];
         let (left, scratch) = (levels.clone(), estimate.scratch());
-        Chooser { estimate, window, params, levels, set: Vec::new(), freed_ns, left, scratch }
+        let late = Late::new(estimate, window, params);
+        Chooser { estimate, window, params, levels, set: Vec::new(), freed_ns, left, late, scratch }
     }
 
     fn over(&self, level: f64) -> bool {
@@ -324,16 +380,28 @@ impl<'a> Chooser<'a> {
         let min_ns = self.params.min_gain_ns;
         let mut gains = vec![0.0; self.levels.len()];
         let mut worth_ns = vec![0u64; self.levels.len()];
-        let (mut frees, mut contended, mut used, mut lasts) = (false, false, false, false);
+        let least_ns = if candidate.progress.is_some() { min_ns.max(self.params.min_remaining_ns) } else { min_ns };
+        let (mut frees, mut contended, mut used, mut lasts, mut settling) = (false, false, false, false, false);
+        let mut helps = candidate.victims.iter().any(|v| self.late.tasks.binary_search(v).is_ok());
         for (r, u) in candidate.uses.iter().filter_map(|u| Some((self.place(u)?, u))) {
             if freed_ns[r] == 0 {
+                continue;
+            }
+            if self.params.settles
+                && (u.role == Role::Occupies
+                    || matches!(self.estimate.resources[r].kind, ResourceKind::Memory | ResourceKind::System))
+            {
+                settling = true;
                 continue;
             }
             frees = true;
             let contends = self.open(r);
             // Nobody who has a lock for about as long as everybody has it monopolises it: as long as in calm times, or as
             // now that all are slow (a starved CPU).
-            let usual = |w: &ResourceWindow| w.usual_hold_ns.max(w.turnover_ns).saturating_mul(USUAL_TIMES);
+            let usual = |w: &ResourceWindow| {
+                let now_ns = w.turnover_ns.saturating_mul(LONG_TURNOVERS);
+                w.usual_hold_ns.saturating_mul(USUAL_TIMES).max(now_ns)
+            };
             let usual_ns = self.window.resources.get(r).map_or(0, usual);
             // The head of a queue has barred it only since it came, while what it waits for has been held all along: by the
             // same measure the holder would always qualify first, and go though ending the head loses nothing.
@@ -344,28 +412,29 @@ impl<'a> Chooser<'a> {
             let min_ns = match u.role {
                 Role::Bars => min_ns / BARS_PART,
                 // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.
-                Role::Occupies => {
-                    let turnover_ns = self.window.resources.get(r).map_or(0, |w| w.turnover_ns);
-                    let apart_ns = turnover_ns.saturating_mul(LONG_TURNOVERS);
-                    min_ns.max(usual_ns).max(apart_ns).max(self.params.min_occupation_ns)
-                }
+                Role::Occupies => min_ns.max(usual_ns).max(self.params.min_occupation_ns),
                 // On a busy machine ordinary requests, too, have had the CPU for a moment.
                 Role::Holds if self.estimate.resources[r].kind == ResourceKind::System => {
                     min_ns.max(self.params.min_occupation_ns)
                 }
                 Role::Holds | Role::Through => min_ns.max(usual_ns),
             };
+            // Where all take their short turns at a lock or a server, they have waited for those who had it before too.
+            let used_it = u.usage_ns >= min_ns && u.usage_ns >= u.waited_ns / EXPLAINS_PART;
             contended |= contends;
-            used |= contends && u.usage_ns >= min_ns;
-            if u.usage_ns >= min_ns && u.gain_ns >= self.params.min_gain_ns as f64 {
+            used |= contends && used_it;
+            if used_it && u.gain_ns >= least_ns as f64 {
                 lasts |= contends;
+                helps |= self.estimate.resources[r].kind != ResourceKind::Lock && self.late.waiting[r];
                 let net_ns = (u.gain_ns - task.rollback_ns as f64).max(u.gain_ns * LEAST_NET_GAIN);
                 gains[r] = net_ns / 1e9 * part(freed_ns[r], self.estimate.resources[r].lost_ns);
                 worth_ns[r] = freed_ns[r];
             }
         }
         let relief_share = self.estimate.relief_share(&worth_ns);
-        let why_not = if !frees {
+        let why_not = if !frees && settling {
+            Some(WhyNot::Settling)
+        } else if !frees {
             Some(WhyNot::FreesNobody)
         } else if task.protected {
             Some(WhyNot::Protected)
@@ -381,6 +450,8 @@ impl<'a> Chooser<'a> {
             Some(WhyNot::HardlyUsed)
         } else if !lasts {
             Some(WhyNot::SoonDone)
+        } else if !helps {
+            Some(WhyNot::NobodyLate)
         } else if relief_share < self.params.min_relief * MEMBER_SHARE {
             Some(WhyNot::SmallShare)
         } else {

@@ -41,6 +41,8 @@ pub const fn waited_mark(waited_ns: u64) -> u32 {
 pub const HOLDINGS: usize = sized(64, 8);
 pub const DECISIONS: usize = sized(64, 1);
 pub const DECISION_BYTES: usize = sized(4096, 8);
+/// Cancelled tasks that may run again, at once.
+pub const RETRIES: usize = sized(128, 1);
 
 /// Process-independent identity: a pid alone is reused.
 #[cfg_attr(loom, derive(Default))]
@@ -153,6 +155,20 @@ counters! {
     system_threads_skipped,
     /// Threads that the kernel would not tell about.
     system_threads_unreadable,
+    /// Cancelled tasks whose host asked whether they may run again.
+    retries_asked,
+    /// Of those: told to run again, or not to.
+    retried,
+    retries_dropped,
+    /// Retried requests that ended, by their status.
+    retries_succeeded,
+    retries_failed,
+    /// Cancels that found no room among those that may run again.
+    retries_refused,
+    /// Time that those told either way had waited.
+    retry_waited_ns,
+    /// Work of cancelled tasks that was thrown away: from the begin of their unit of work to their end.
+    work_wasted_ns,
 }
 
 #[cfg_attr(loom, derive(Default))]
@@ -208,6 +224,35 @@ pub struct DecisionEntry {
     pub id: AtomicU64,
     pub length: AtomicU32,
     pub text: [AtomicU8; DECISION_BYTES],
+}
+
+/// A cancelled task that may run again: noted by the leader with its cancel, waited on by the task's own process.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct RetryEntry {
+    /// turn << RETRY_STATE_BITS | state; changed by compare-and-swap only. Turns ascend and are never used twice.
+    pub word: AtomicU64,
+    // Written by the leader while the state is FILLING.
+    pub task: AtomicU64,
+    pub scope: AtomicU64,
+    pub decision_id: AtomicU64,
+    /// Requests completed per 1,000 s before the overload; 0 = not known.
+    pub load_milli_per_s: AtomicU64,
+    /// The resources it was cancelled for, see `control::retry::bit_of`.
+    pub resources: AtomicU64,
+    pub owner_pid: AtomicU32,
+    /// The task's flags when it was cancelled.
+    pub flags: AtomicU32,
+    /// A futex word: changes with what the waiter must see.
+    pub bell: AtomicU32,
+    // Written by the waiter, `since_ns` last.
+    /// When it began to wait; 0 = not filled in yet.
+    pub since_ns: AtomicU64,
+    pub deadline_ns: AtomicU64,
+    /// The waiter's last sign of life.
+    pub seen_ns: AtomicU64,
+    /// When it was set free.
+    pub released_ns: AtomicU64,
 }
 
 #[cfg_attr(loom, derive(Default))]
@@ -363,6 +408,11 @@ pub struct Header {
     pub classes: [[ClassShard; SHARDS]; MAX_CLASSES],
     pub learnt: [ClassLearnt; MAX_CLASSES],
     pub decisions: [DecisionEntry; DECISIONS],
+    /// The last turn given to a retry.
+    pub retry_turn: AtomicU64,
+    /// Raised by everybody who begins to wait for a retry; the leader then looks for them.
+    pub retry_requests: AtomicU32,
+    pub retries: [RetryEntry; RETRIES],
 }
 
 // States of a task or worker slot.
@@ -377,12 +427,26 @@ pub const CACHED: u64 = 3;
 // Flags of a task.
 pub const FLAG_BACKGROUND: u32 = 1;
 pub const FLAG_PROTECTED: u32 = 2;
+/// The request in flight runs again after a cancel: not cancelled a second time.
 pub const FLAG_RETRIED: u32 = 4;
 pub const FLAG_UNCANCELLABLE: u32 = 8;
 /// The request in flight is the one that creating the task began.
 pub const FLAG_IMPLICIT_REQUEST: u32 = 16;
 /// The header knows that requests of the task's class complete.
 pub const FLAG_CLASS_KNOWN: u32 = 32;
+/// The task's next request is the retry of its last one.
+pub const FLAG_RETRY_NEXT: u32 = 64;
+
+// States of a retry's entry.
+pub const RETRY_STATE_BITS: u32 = 3;
+pub const RETRY_EMPTY: u64 = 0;
+/// Being filled in by the leader.
+pub const RETRY_FILLING: u64 = 1;
+/// Told to stop; its host has not asked whether it may run again.
+pub const RETRY_OPEN: u64 = 2;
+pub const RETRY_WAITING: u64 = 3;
+/// Set free; its waiter has not seen it yet.
+pub const RETRY_RELEASED: u64 = 4;
 
 /// Bytes of a region with these table sizes.
 pub const fn region_bytes(max_tasks: u32, max_workers: u32) -> usize {
@@ -406,6 +470,7 @@ const _: () = {
     assert!(core::mem::offset_of!(TaskSlot, exec_ns) == 64);
     assert!(size_of::<TaskSlot>() == 3776);
     assert!(size_of::<WorkerSlot>() == 3328);
+    assert!(size_of::<RetryEntry>() == 128);
     assert!(size_of::<Header>() % 64 == 0);
     assert!(MAX_RESOURCES <= 32, "`touched` has a bit each; resource numbers fit u8");
     assert!(HOLDINGS == 64, "`occupied` has a bit each");

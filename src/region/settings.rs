@@ -23,9 +23,9 @@ fn words_of(c: &Config) -> [u64; WORDS] {
         c.cancel_burst as u64,
         c.cancel_share.to_bits(),
         c.clock as u64,
-        0,
-        0,
-        0,
+        c.retry_calm_ms as u64,
+        c.retry_background_max_ms as u64,
+        c.retry_load_share.to_bits(),
         c.system_cpu as u64 | (c.system_io as u64) << 1,
     ]
 }
@@ -47,6 +47,9 @@ fn apply_words(w: [u64; WORDS], c: &mut Config) {
         3 => ClockChoice::Precise,
         _ => ClockChoice::Auto,
     };
+    c.retry_calm_ms = w[12] as u32;
+    c.retry_background_max_ms = w[13] as u32;
+    c.retry_load_share = f64::from_bits(w[14]);
     (c.system_cpu, c.system_io) = (w[15] & 1 != 0, w[15] & 2 != 0);
 }
 
@@ -116,6 +119,12 @@ impl Header {
         read.is_some()
     }
 
+    /// Longest wait of a background task to run again; for those that do not read all settings.
+    pub fn retry_background_max_ms(&self) -> u64 {
+        // A day is the most that the configuration allows.
+        self.settings.words[13].load(Relaxed).min(86_400_000)
+    }
+
     pub fn mode(&self) -> Mode {
         Mode::from_u32(self.settings.words[0].load(Relaxed) as u32).unwrap_or(Mode::Off)
     }
@@ -133,8 +142,8 @@ mod tests {
         sent.apply_text(
             "t",
             "mode=enforce\nwindow_ms=50\ntrigger_windows=4\nverify_ms=77\nslo_ms=1.5\nslo_tolerance=0.5\ncontention_threshold=0.4\n\
-             min_relief=0.1\ncancel_rate_per_s=9\ncancel_burst=8\ncancel_share=0.25\nclock=precise\n\
-             system_cpu=on\nsystem_io=on",
+             min_relief=0.1\ncancel_rate_per_s=9\ncancel_burst=8\ncancel_share=0.25\nclock=precise\nretry_calm_ms=70\n\
+             retry_background_max_ms=9000\nretry_load_share=0.75\nsystem_cpu=on\nsystem_io=on",
         )
         .unwrap();
         r.header().publish_settings(&sent).unwrap();

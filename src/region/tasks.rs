@@ -77,6 +77,13 @@ impl Slot for WorkerSlot {
     }
 }
 
+impl TaskSlot {
+    /// Is it, or was it last, the slot of `handle`?
+    pub fn is_of(&self, handle: u64) -> bool {
+        self.state.load(Acquire) >> STATE_BITS == active_word(handle) >> STATE_BITS
+    }
+}
+
 /// Takes `slot` for process `pid` if its word still is `seen`; returns the word it will have, without a state.
 fn claim<S: Slot>(slot: &S, seen: u64, pid: u32) -> Option<u64> {
     let next = next_generation(seen) << STATE_BITS;

@@ -101,6 +101,13 @@ pub struct Decision {
     pub contention_after: Option<f64>,
     /// Observe mode: what cancelling would have given back, in words.
     pub would_have: String,
+    /// When the work began that a cancel throws away; 0 = not known.
+    pub work_since_ns: u64,
+    /// From then to the task's end.
+    pub work_lost_ms: Option<f64>,
+    /// Whether the task was told to run again, once that is known of a task that asked, and how long it had waited.
+    pub retried: Option<bool>,
+    pub retry_waited_ms: Option<f64>,
     /// The last outcome that was recorded.
     pub said: Option<Outcome>,
     /// What estimator and policy were given, as JSON: enough to replay the decision. Only the log file gets it, once.
@@ -182,16 +189,33 @@ impl Decision {
             .optional_float("ended_ms", self.ended_ms)
             .optional_float("contention_after", self.contention_after)
             .text("would_have", &self.would_have)
+            .optional_float("work_lost_ms", self.work_lost_ms)
+            .text("retry", self.retried.map_or("", |ran| if ran { "ran again" } else { "dropped" }))
+            .optional_float("retry_waited_ms", self.retry_waited_ms)
             .end()
+    }
+
+    fn who(&self) -> String {
+        if self.label.is_empty() {
+            format!("task {}", self.key)
+        } else {
+            format!("task {} ({})", self.key, self.label)
+        }
+    }
+
+    /// One line for people about the retry.
+    pub fn retry_words(&self) -> String {
+        let waited_s = self.retry_waited_ms.unwrap_or(0.0) / 1e3;
+        let what = match self.retried {
+            Some(true) => "runs again, after a wait of",
+            _ => "is not run again: nothing was calm for it within",
+        };
+        format!("decision {}: {} {what} {waited_s:.1} s", self.id, self.who())
     }
 
     /// One line for people.
     pub fn words(&self) -> String {
-        let who = if self.label.is_empty() {
-            format!("task {}", self.key)
-        } else {
-            format!("task {} ({})", self.key, self.label)
-        };
+        let who = self.who();
         let what = match self.outcome {
             Outcome::WouldCancel => format!("would cancel {who} (observe mode)"),
             Outcome::Requested => format!("cancels {who}"),

@@ -1,6 +1,7 @@
 //! A snapshot of the region as JSON: state, counters, resources, tasks. Any process of the region may take it.
 
 use super::json::Json;
+use crate::cancel::retry::state_of;
 use crate::primitive::Ordering::{Acquire, Relaxed};
 use crate::region::layout::*;
 use crate::region::{text, Region};
@@ -125,9 +126,14 @@ pub fn json(region: &Region) -> String {
         .int("holdings_lost", lost)
         .int("releases_unmatched", unmatched)
         .int("max_tasks", region.tasks().len() as u64)
+        .int("retries_waiting", waiting_retries(h))
         .raw("resources", &resources)
         .raw("tasks", &tasks.end())
         .end()
+}
+
+fn waiting_retries(h: &Header) -> u64 {
+    h.retries.iter().filter(|e| state_of(e.word.load(Relaxed)) == RETRY_WAITING).count() as u64
 }
 
 fn name(h: &Header, resource: u32) -> String {

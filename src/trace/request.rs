@@ -49,6 +49,15 @@ impl TaskSlot {
         self.flags.store(if on { flags | flag } else { flags & !flag }, Relaxed);
     }
 
+    /// The marks that are one request's: a session's next request is the retry, or no longer is.
+    #[cold]
+    #[inline(never)]
+    fn turn_marks(&self) {
+        let flags = self.flags.load(Relaxed);
+        let retry = if flags & FLAG_RETRY_NEXT != 0 { FLAG_RETRIED } else { 0 };
+        self.flags.store(flags & !(FLAG_IMPLICIT_REQUEST | FLAG_RETRY_NEXT | FLAG_RETRIED) | retry, Relaxed);
+    }
+
     /// Does a cancel stand for the present scope?
     #[inline(always)]
     pub fn cancel_requested(&self, lease: &Lease) -> bool {
@@ -79,6 +88,9 @@ impl Header {
         if slot.request_start_ns.load(Relaxed) != 0 {
             self.end_earlier(slot, now_ns);
         }
+        if slot.flags.load(Relaxed) & (FLAG_IMPLICIT_REQUEST | FLAG_RETRY_NEXT | FLAG_RETRIED) != 0 {
+            slot.turn_marks();
+        }
         slot.set_class(class);
         slot.open_request(now_ns);
     }
@@ -86,8 +98,10 @@ impl Header {
     #[cold]
     #[inline(never)]
     fn end_earlier(&self, slot: &TaskSlot, now_ns: u64) {
-        if slot.flags.load(Relaxed) & FLAG_IMPLICIT_REQUEST != 0 {
-            slot.set_flag(FLAG_IMPLICIT_REQUEST, false);
+        let flags = slot.flags.load(Relaxed);
+        if flags & FLAG_IMPLICIT_REQUEST != 0 {
+            // "Retried", said of a new task before its first request, is meant for that.
+            slot.set_flag(FLAG_RETRY_NEXT, flags & FLAG_RETRIED != 0);
             slot.request_start_ns.store(0, Relaxed);
         } else {
             self.close_request(slot, 0, now_ns);
@@ -137,12 +151,23 @@ impl Header {
             if status != 0 {
                 slot.failures.store(slot.failures.load(Relaxed).wrapping_add(1), Relaxed);
             }
-            if slot.flags.load(Relaxed) & FLAG_BACKGROUND == 0 {
+            let flags = slot.flags.load(Relaxed);
+            if flags & FLAG_RETRIED != 0 {
+                self.retry_ended(status);
+            }
+            if flags & FLAG_BACKGROUND == 0 {
                 self.count_latency(slot, latency_ns);
             }
         }
         slot.request_end_ns.store(now_ns, Relaxed);
         slot.request_start_ns.store(0, Release);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn retry_ended(&self, status: i32) {
+        let counter = if status == 0 { &self.counters.retries_succeeded } else { &self.counters.retries_failed };
+        counter.fetch_add(1, Relaxed);
     }
 
     #[inline(always)]
@@ -213,6 +238,31 @@ mod tests {
         assert!(slot.exec_ns.load(Relaxed) >= 3_000_000_000);
         slot.began_earlier(1);
         assert_eq!(slot.request_start_ns.load(Relaxed), 0, "no request is in flight");
+    }
+
+    #[test]
+    fn the_request_after_an_implicit_one_that_ended_counts() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let slot = r.task(r.begin_task(ProcessId::current(), 1, 0).unwrap()).unwrap();
+        r.end_request(slot, 0);
+        r.begin_request(slot, 1);
+        r.begin_request(slot, 1);
+        r.end_request(slot, 0);
+        assert_eq!((completions(&r, 0), completions(&r, 1)), (1, 2));
+    }
+
+    #[test]
+    fn a_mark_said_before_the_first_request_is_meant_for_it() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let slot = r.task(r.begin_task(ProcessId::current(), 1, 0).unwrap()).unwrap();
+        slot.set_flag(FLAG_RETRIED, true);
+        r.begin_request(slot, 1);
+        assert_eq!(slot.flags.load(Relaxed) & (FLAG_RETRIED | FLAG_RETRY_NEXT), FLAG_RETRIED);
+        r.end_request(slot, -1);
+        r.begin_request(slot, 1);
+        assert_eq!(slot.flags.load(Relaxed) & (FLAG_RETRIED | FLAG_RETRY_NEXT), 0);
+        let c = &r.header().counters;
+        assert_eq!((c.retries_succeeded.load(Relaxed), c.retries_failed.load(Relaxed)), (0, 1));
     }
 
     #[test]

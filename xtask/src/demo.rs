@@ -19,7 +19,7 @@ const MACHINE_SMOKE_S: (f64, f64) = (6.0, 1.0);
 /// Culprits that take the machine instead of the write lock, and how their label begins.
 const MACHINE: [(&str, &str); 2] = [("cpu", "RANK"), ("io", "EXPORT")];
 /// Size of the huge request in the smoke, in days of statements: far more than its runs have time for.
-const SMOKE_DAYS: u64 = 600;
+const SMOKE_DAYS: u64 = 300;
 
 #[derive(clap::Args)]
 pub struct DemoArgs {
@@ -67,6 +67,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         if let Some(error) = run["huge"]["reply"].as_str().filter(|r| r.starts_with("ERR cancelled ")) {
             println!("its client was told: {error}\n");
         }
+        if let Some(words) = retry_in_words(run) {
+            println!("{words}\n");
+        }
     }
     if !args.smoke {
         let path = programs.dir.join("report.html");
@@ -81,7 +84,10 @@ pub fn run(args: &DemoArgs) -> Result<()> {
             programs.log.display()
         );
     }
-    println!("as it should be: the culprit alone was cancelled, and only in enforce mode");
+    println!(
+        "as it should be: the culprit alone was cancelled, and only in enforce mode; when the load had gone it ran again, \
+         and succeeded"
+    );
     Ok(())
 }
 
@@ -255,6 +261,22 @@ fn violations(run: &Value) -> Vec<String> {
         );
         check(run["first_cancel_ms"].is_f64(), "no time to the first cancel".into());
     }
+    let retry = &run["retry"];
+    if mode == "enforce" && takes_the_lock(run) {
+        check(
+            retry["ran_after_the_load"] == true && run["huge"]["finished"] == true,
+            format!(
+                "the cancelled request did not run again after the load; it was answered: {}",
+                run["huge"]["reply"]
+            ),
+        );
+        let counters = ["retries_asked", "retried", "retries_succeeded", "retries_failed", "retries_dropped"];
+        let seen = counters.map(|name| retry[name].as_u64().unwrap_or(u64::MAX));
+        check(seen == [1, 1, 1, 0, 0], format!("{} are {seen:?}, expected [1, 1, 1, 0, 0]", counters.join(", ")));
+        check(retry["work_wasted_ns"].as_u64() > Some(0), "no work was counted as wasted by the cancel".into());
+    } else {
+        check(retry["retried"].as_u64().unwrap_or(0) == 0, "a request was run again".into());
+    }
     if mode == "off" && culprit_label(run) == "STATEMENTS" {
         check(
             run["stall_s"].as_f64() > Some(2.0),
@@ -267,6 +289,30 @@ fn violations(run: &Value) -> Vec<String> {
         );
     }
     found
+}
+
+/// Of the requests that take too much only the transaction runs again: the others say that they do not.
+fn takes_the_lock(run: &Value) -> bool {
+    matches!(run["culprit"].as_str(), None | Some("lock"))
+}
+
+/// What became of the cancelled request, for people; None where none ran again.
+pub fn retry_in_words(run: &Value) -> Option<String> {
+    let retry = &run["retry"];
+    let seconds = |name: &str, unit: f64| retry[name].as_f64().map(|n| short_time(n / unit));
+    Some(format!(
+        "It ran again: its client waited {} until the lock was calm and the server quiet, the request took {} and nobody \
+         cancelled it; its client was told: {}. {} of its first attempt's work was thrown away. Counters: {} asked, {} \
+         retried, {} succeeded, {} dropped",
+        seconds("retry_waited_ns", 1e9)?,
+        seconds("ran_ms", 1e3)?,
+        run["huge"]["reply"].as_str()?,
+        seconds("work_wasted_ns", 1e9)?,
+        retry["retries_asked"],
+        retry["retried"],
+        retry["retries_succeeded"],
+        retry["retries_dropped"],
+    ))
 }
 
 /// Lines of the table: name and a cell per run.
@@ -298,6 +344,7 @@ pub fn rows(runs: &[Value]) -> Vec<(&'static str, Vec<String>)> {
         ("first cancel", cell(&|r| ms(number(r, "first_cancel_ms")))),
         ("cancelled", cell(&|r| r["cancelled"].to_string())),
         ("… victims", cell(&|r| r["false_cancelled"].to_string())),
+        ("ran again after", cell(&|r| ms(number(&r["retry"], "began_ms")))),
         ("given up by users", cell(&|r| number(r, "given_up").map_or("–".into(), grouped))),
     ];
     if clean.is_none() {
@@ -430,7 +477,13 @@ mod tests {
         json!({
             "mode": mode, "tps": 3500.0, "writes_per_s": 500.0, "p99_ms": 0.5, "stall_s": if mode == "off" { 8.0 } else { 0.2 },
             "first_cancel_ms": acts.then_some(170.5), "cancelled": u8::from(acts), "false_cancelled": 0, "given_up": 0, "errors": 0,
-            "consistent": true, "huge": {"cancelled": acts}, "decisions": decisions})
+            "consistent": true, "decisions": decisions,
+            "huge": {"cancelled": acts, "finished": mode != "clean", "reply": "OK 2000000"},
+            "retry": {
+                "ran_after_the_load": acts, "began_ms": acts.then_some(10_700.0), "ran_ms": acts.then_some(6_900.0),
+                "retries_asked": u8::from(acts), "retried": u8::from(acts), "retries_succeeded": u8::from(acts),
+                "retries_failed": 0, "retries_dropped": 0, "retry_waited_ns": 10_500_000_000u64,
+                "work_wasted_ns": 180_000_000u64}})
     }
 
     #[test]
@@ -453,7 +506,9 @@ mod tests {
 
     #[test]
     fn each_broken_promise_is_named() {
-        let broken: [(&str, &str, Value, &str); 7] = [
+        let broken: [(&str, &str, Value, &str); 9] = [
+            ("enforce", "retry", json!({"work_wasted_ns": 1, "retries_asked": 1, "retries_dropped": 1}), "run again"),
+            ("observe", "retry", json!({"retried": 1}), "was run again"),
             ("enforce", "cancelled", json!(0), "0 requests were cancelled, expected 1"),
             ("enforce", "false_cancelled", json!(1), "1 victims"),
             ("enforce", "consistent", json!(false), "not consistent"),
@@ -466,20 +521,34 @@ mod tests {
             let mut run = run(mode);
             run[field] = value;
             let found = violations(&run);
-            assert!(found.len() == 1 && found[0].contains(expected), "{mode} {field}: {found:?}");
+            // What did not run again did not succeed either: two lines say so.
+            let lines = if field == "retry" && mode == "enforce" { 2 } else { 1 };
+            assert!(found.len() == lines && found[0].contains(expected), "{mode} {field}: {found:?}");
         }
         let mut fast_disk = run("enforce");
         (fast_disk["culprit"], fast_disk["slo_ms"], fast_disk["decisions"]) = (json!("io"), json!(50), json!([]));
         (fast_disk["cancelled"], fast_disk["huge"], fast_disk["first_cancel_ms"]) = (json!(0), json!({}), Value::Null);
+        fast_disk["retry"] = json!({});
         assert_eq!(violations(&fast_disk), Vec::<String>::new(), "nobody was hurt");
         fast_disk["p99_ms"] = json!(80.0);
         assert!(violations(&fast_disk).iter().any(|v| v.starts_with("enforce io: no decision")));
         let mut wrong = run("enforce");
-        wrong["culprit"] = json!("cpu");
+        (wrong["culprit"], wrong["retry"]) = (json!("cpu"), json!({}));
         assert_eq!(violations(&wrong), ["enforce cpu: somebody else was blamed: STATEMENTS 400 days"]);
         let mut blames_a_victim = run("observe");
         blames_a_victim["decisions"][0]["task"]["label"] = json!("WRITE");
         assert_eq!(violations(&blames_a_victim), ["observe: somebody else was blamed: WRITE"]);
+    }
+
+    #[test]
+    fn a_retry_in_words() {
+        assert_eq!(
+            retry_in_words(&run("enforce")).unwrap(),
+            "It ran again: its client waited 10.5 s until the lock was calm and the server quiet, the request took 6.9 s and \
+             nobody cancelled it; its client was told: OK 2000000. 180 ms of its first attempt's work was thrown away. \
+             Counters: 1 asked, 1 retried, 1 succeeded, 0 dropped"
+        );
+        assert_eq!(retry_in_words(&run("observe")), None);
     }
 
     #[test]

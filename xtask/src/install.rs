@@ -26,8 +26,9 @@ const HEADERS: &[&str] = &["atropos.h", "atropos_trace.h"];
 pub fn install(args: &InstallArgs) -> Result<()> {
     let prefix = std::path::absolute(&args.prefix)?;
     let archive = server::build_library()?;
-    let shared = archive.with_extension("so");
-    let soname = soname(&shared)?;
+    let soname = atropos_link::SONAME;
+    let shared = archive.with_file_name(soname);
+    atropos_link::shared(&archive, &shared).map_err(anyhow::Error::msg)?;
     let version = version()?;
     let root = match &args.destdir {
         Some(root) => std::path::absolute(root)?.join(prefix.strip_prefix("/").expect("made absolute")),
@@ -37,8 +38,8 @@ pub fn install(args: &InstallArgs) -> Result<()> {
     let real = format!("libatropos.so.{version}");
     place(&shared, &lib.join(&real))?;
     place(&archive, &lib.join("libatropos.a"))?;
-    link(&real, &lib.join(&soname))?;
-    link(&soname, &lib.join("libatropos.so"))?;
+    link(&real, &lib.join(soname))?;
+    link(soname, &lib.join("libatropos.so"))?;
     for header in HEADERS {
         place(&dirs::workspace().join("include").join(header), &root.join("include").join(header))?;
     }
@@ -49,7 +50,7 @@ pub fn install(args: &InstallArgs) -> Result<()> {
     ] {
         let text = std::fs::read_to_string(dirs::workspace().join("cmake").join(template))?;
         let prefix = prefix.to_str().context("the prefix is not UTF-8, which CMake and pkg-config need")?;
-        let text = text.replace("@VERSION@", &version).replace("@SONAME@", &soname).replace("@PREFIX@", prefix);
+        let text = text.replace("@VERSION@", &version).replace("@SONAME@", soname).replace("@PREFIX@", prefix);
         let to = root.join(to);
         dirs::make(to.parent().expect("has a parent").to_path_buf())?;
         std::fs::write(&to, text).with_context(|| format!("cannot write {}", to.display()))?;
@@ -90,16 +91,6 @@ fn version() -> Result<String> {
     let packages = meta["packages"].as_array().context("cargo metadata lists no packages")?;
     let ours = packages.iter().find(|package| package["name"] == "atropos").context("no package `atropos` here")?;
     Ok(ours["version"].as_str().context("package `atropos` has no version")?.to_string())
-}
-
-fn soname(shared: &Path) -> Result<String> {
-    let out = Command::new("readelf").args(["-d", "-W"]).arg(shared).output().context("readelf (package binutils)")?;
-    let text = String::from_utf8_lossy(&out.stdout);
-    let name = text.lines().find_map(|line| line.split_once("Library soname: [")?.1.strip_suffix(']'));
-    match name {
-        Some(name) if name.starts_with("libatropos.so.") => Ok(name.to_string()),
-        found => bail!("{} carries the SONAME {found:?}, not libatropos.so.<number>: see build.rs", shared.display()),
-    }
 }
 
 /// A user's view: only what lies under the prefix, found by the two usual ways.

@@ -1,11 +1,13 @@
 //! `cargo xtask`: everything around the library that one command should do, set-up included.
 
+mod abi;
 mod apt;
 mod bench;
 mod check;
 mod demo;
 mod dirs;
 mod faults;
+mod fuzz;
 mod install;
 mod instructions;
 mod patches;
@@ -50,6 +52,10 @@ enum Task {
     Faults(faults::FaultsArgs),
     /// Run the C programs, and with --long the library's own tests too, under a sanitizer or valgrind
     Sanitize(sanitize::SanitizeArgs),
+    /// Compare the library's binary interface with the committed one; `--accept` makes the present one that
+    Abi(abi::AbiArgs),
+    /// Fuzz the library (libFuzzer, AddressSanitizer): `fuzz`, `fuzz calls --minutes 60`
+    Fuzz(fuzz::FuzzArgs),
     /// Count the instructions of the hot calls, and compare with those recorded
     Instructions(instructions::InstructionsArgs),
     /// Install the library, its headers, and what CMake and pkg-config need
@@ -82,6 +88,8 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::bench(&args).map(success),
         Task::Faults(args) => faults::faults(&args).map(success),
         Task::Sanitize(args) => sanitize::sanitize(&args).map(success),
+        Task::Abi(args) => abi::run(&args).map(success),
+        Task::Fuzz(args) => fuzz::run(&args).map(success),
         Task::Instructions(args) => instructions::run(&args).map(success),
         Task::Install(args) => install::install(&args).map(success),
         Task::Setup => test::setup().map(success),

@@ -1,6 +1,6 @@
 //! The demonstration's report: one HTML file without any outside reference, readable on a phone and in a dark room.
 
-use crate::demo::{in_words, rows, MODES};
+use crate::demo::{in_words, retry_in_words, rows, MODES};
 use anyhow::{Context, Result};
 use plotters::prelude::*;
 use serde_json::Value;
@@ -151,6 +151,9 @@ fn decisions(runs: &[Value]) -> Result<String> {
             text += &format!("<div class=\"decision\"><p><strong>{mode}</strong>: {}</p>", escape(&in_words(decision)));
             if let Some(reply) = run["huge"]["reply"].as_str().filter(|r| r.starts_with("ERR cancelled ")) {
                 text += &format!("<p>Its client was told: <code>{}</code></p>", escape(reply));
+            }
+            if let Some(words) = retry_in_words(run) {
+                text += &format!("<p>{}</p>", escape(&words));
             }
             text += &format!(
                 "<details><summary>the record</summary><pre>{}</pre></details></div>\n",

@@ -2,7 +2,7 @@
 
 use crate::progress::{self, clock, Ended, Step};
 use crate::server::{mysql, Server};
-use crate::{apt, bench, dirs, instructions, sanitize};
+use crate::{abi, apt, bench, dirs, instructions, sanitize};
 use anyhow::{bail, Result};
 use std::fs::File;
 use std::path::Path;
@@ -71,8 +71,19 @@ const CHECKS: &[Check] = &[
     Check {
         name: "unit",
         what: "tests of the library, the benches and xtask",
-        command: || cargo(&["test", "--workspace", "--exclude", "atropos-ffi-tests", "--no-fail-fast"]),
+        command: || {
+            let others = ["--exclude", "atropos-ffi-tests", "--exclude", "atropos-fuzz-targets"];
+            cargo(&[&["test", "--workspace", "--no-fail-fast"], &others[..]].concat())
+        },
         limit_minutes: 20,
+        needs: &[],
+        unless: always,
+    },
+    Check {
+        name: "corpus",
+        what: "every input of the fuzz targets' corpus (`cargo xtask fuzz` looks for more, by hand)",
+        command: || cargo(&["test", "-p", "atropos-fuzz-targets", "--test", "corpus", "--", "--nocapture"]),
+        limit_minutes: 10,
         needs: &[],
         unless: always,
     },
@@ -101,6 +112,14 @@ const CHECKS: &[Check] = &[
         unless: always,
     },
     Check {
+        name: "abi",
+        what: "the binary interface against the committed one (abidiff); additions are fine",
+        command: || own(&["abi"]),
+        limit_minutes: 10,
+        needs: &[],
+        unless: || (std::env::consts::ARCH != "x86_64").then(|| "the committed interface is x86_64's".into()),
+    },
+    Check {
         name: "instructions",
         what: "instructions of the hot calls, against those recorded",
         command: || own(&["instructions"]),
@@ -120,6 +139,14 @@ const CHECKS: &[Check] = &[
         name: "demo",
         what: "embedded demonstration on SQLite, short",
         command: || own(&["demo", "--smoke"]),
+        limit_minutes: 10,
+        needs: &[],
+        unless: always,
+    },
+    Check {
+        name: "simulation",
+        what: "random servers under the controller: right culprits, nobody else; short",
+        command: || cargo(&["run", "--release", "-q", "-p", "atropos-sim", "--", "report", "--smoke"]),
         limit_minutes: 10,
         needs: &[],
         unless: always,
@@ -202,7 +229,7 @@ const CHECKS: &[Check] = &[
 pub fn setup() -> Result<()> {
     let recipes = Server::ALL.map(|server| server.recipe().packages).concat();
     let loads = [apt::LOAD_POSTGRESQL, apt::LOAD_MYSQL, apt::LOAD_HTTPD].concat();
-    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, apt::COUNT, &recipes, &loads].concat();
+    let mut packages: Vec<&str> = [apt::TEST, apt::BUILD, apt::COUNT, abi::PACKAGES, &recipes, &loads].concat();
     packages.sort_unstable();
     packages.dedup();
     apt::ensure(&packages)?;

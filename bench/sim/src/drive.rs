@@ -2,23 +2,18 @@
 //!
 //! A private region stands in for the server's shared memory, and its clock for time: the counter's scale is set to
 //! nothing, so that the clock reads what the model says. The host's tracepoints write into it through the library's own
-//! hot path, and either the library's own [`Controller`] ticks on it, or a copy of the controller's loop around the
-//! same stages in which single ideas can be taken away. Without anything taken away the copy decides as the original
-//! does; the report checks that decision by decision.
+//! hot path, and the library's own [`Controller`] ticks on it. To see what an idea is worth it can be taken away: what
+//! one stage hands to the next is changed on its way.
 
 use crate::host::{Host, Res, Tap, MS, SECOND};
 use crate::rng::Rng;
 use atropos::cancel::action::EDGES;
-use atropos::cancel::mailbox::Request;
 use atropos::capi::{atropos_edge, ATROPOS_EDGE_HOLDS, ATROPOS_EDGE_QUEUED};
 use atropos::config::{Config, Mode};
-use atropos::control::budget::{Budget, BudgetParams};
-use atropos::control::collect::{Collector, STRIDES};
-use atropos::control::controller::Controller;
-use atropos::control::detector::{Detector, Objective, State};
-use atropos::control::estimator::{estimate, Estimate, EstimatorParams};
-use atropos::control::policy::{choose, PolicyParams};
-use atropos::control::window::{Edge, EdgeKind, ResourceKind, Window};
+use atropos::control::controller::{Change, Controller};
+use atropos::control::estimator::Estimate;
+use atropos::control::policy::Choice;
+use atropos::control::window::{ResourceKind, Window};
 use atropos::primitive::Ordering::{Acquire, Relaxed};
 use atropos::region::layout::{FLAG_IMPLICIT_REQUEST, WAITED_SHIFT};
 use atropos::region::owner::ProcessId;
@@ -29,8 +24,10 @@ use std::sync::Once;
 
 /// The model's time 0 on the region's clock: a clock that reads 0 would mean "not yet".
 const EPOCH_NS: u64 = 1000 * SECOND;
-const LONGEST_PAUSE_NS: u64 = 25 * MS;
+/// The pause between ticks of a controller that suspects something.
 const BUSY_PAUSE_NS: u64 = 5 * MS;
+/// The region's number for the state.
+const OVERLOAD: u32 = 3;
 
 /// What hosts say of how far their long tasks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +56,6 @@ pub enum Ablation {
     /// One cancel, then none for ten seconds.
     FixedPause,
     NoInFlightAge,
-}
-
-/// Whose loop it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loop {
-    Library,
-    Copy(Ablation),
 }
 
 struct RegionTap<'a> {
@@ -179,13 +169,13 @@ pub struct Terms {
     pub seed: u64,
 }
 
-/// Runs `host` to `end_ns` under the loop. `look` sees the host at every tick, before anything is done about the
+/// Runs `host` to `end_ns` under the controller. `look` sees the host at every tick, before anything is done about the
 /// sessions told to stop in it.
 pub fn run(
     host: &mut Host,
     end_ns: u64,
     terms: &Terms,
-    which: Loop,
+    ablation: Ablation,
     mut look: impl FnMut(&Host, &[Cancel]),
 ) -> Result<Acts, String> {
     let region = Region::anonymous(host.sessions().max(16) as u32, 16).map_err(|e| e.text)?;
@@ -222,15 +212,13 @@ pub fn run(
     // Once: other threads' controllers ask at any time.
     static SET: Once = Once::new();
     SET.call_once(|| EDGES.set(edges_now as *const () as usize, std::ptr::null_mut(), 0));
-    let mut controller = match which {
-        Loop::Library => Either::Library(Box::new(Controller::new(me, &config))),
-        Loop::Copy(ablation) => Either::Copy(Box::new(Copy::new(config, ablation))),
-    };
+    let mut controller = Controller::new(me, &config);
+    let mut less = Less { ablation, last_cancel_ns: None };
     let teller = Teller::new(terms, host.sessions());
     let mut acts = Acts::default();
     let mut told = vec![0u64; host.sessions()];
     while host.now_ns < end_ns {
-        let pause_ns = controller.pause_ns();
+        let pause_ns = controller.pause().as_nanos() as u64;
         host.run(host.now_ns + pause_ns, &mut tap);
         let now_ns = region.now_ns();
         teller.tell(host, &tap);
@@ -244,9 +232,9 @@ pub fn run(
         }
         let edges = if terms.edges && pause_ns == BUSY_PAUSE_NS { edges_of(host, &tap.handles) } else { Vec::new() };
         EDGES_NOW.set(edges);
-        controller.tick(&region);
-        acts.overload |= controller.overloaded(&region);
-        acts.slo_ns = controller.slo_ns(&region).max(acts.slo_ns);
+        controller.tick_changed(&region, None, &mut less);
+        acts.overload |= h.controller_state.load(Relaxed) == OVERLOAD;
+        acts.slo_ns = h.slo_ns.load(Relaxed).max(acts.slo_ns);
         let first = acts.cancels.len();
         for (s, told) in told.iter_mut().enumerate() {
             let slot = tap.slot(s);
@@ -254,7 +242,7 @@ pub fn run(
             if scope != 0 && scope != *told && scope == slot.scope.load(Relaxed) {
                 *told = scope;
                 let reason = slot.standing_request(&h.lease).map_or(String::new(), |r| r.reason);
-                let p99_ns = controller.p99_ns(&region);
+                let p99_ns = h.p99_ns.load(Relaxed);
                 acts.cancels.push(Cancel { at_ns: host.now_ns, session: s, reason, p99_ns });
             }
         }
@@ -316,178 +304,26 @@ impl Teller {
     }
 }
 
-enum Either {
-    Library(Box<Controller>),
-    Copy(Box<Copy>),
-}
-
-impl Either {
-    fn pause_ns(&self) -> u64 {
-        match self {
-            Either::Library(c) => c.pause().as_nanos() as u64,
-            Either::Copy(c) if c.watching || !c.pending.is_empty() => BUSY_PAUSE_NS,
-            Either::Copy(_) => LONGEST_PAUSE_NS,
-        }
-    }
-
-    fn tick(&mut self, region: &Region) {
-        match self {
-            Either::Library(c) => {
-                c.tick(region, None);
-            }
-            Either::Copy(c) => c.tick(region),
-        }
-    }
-
-    fn overloaded(&self, region: &Region) -> bool {
-        match self {
-            Either::Library(_) => region.header().controller_state.load(Relaxed) == 3,
-            Either::Copy(c) => c.state == State::Overload,
-        }
-    }
-
-    fn p99_ns(&self, region: &Region) -> u64 {
-        match self {
-            Either::Library(_) => region.header().p99_ns.load(Relaxed),
-            Either::Copy(c) => c.p99_ns,
-        }
-    }
-
-    fn slo_ns(&self, region: &Region) -> u64 {
-        match self {
-            Either::Library(_) => region.header().slo_ns.load(Relaxed),
-            Either::Copy(c) => c.slo_ns,
-        }
-    }
-}
-
-/// The controller's loop again, for one process, without records, with one idea less.
-struct Copy {
-    config: Config,
+/// The library's loop with that idea taken away.
+struct Less {
     ablation: Ablation,
-    collector: Collector,
-    detector: Detector,
-    budget: Budget,
-    completions: u64,
-    watching: bool,
-    next_stride_ns: u64,
-    pending: Vec<Told>,
-    state: State,
-    p99_ns: u64,
-    slo_ns: u64,
     last_cancel_ns: Option<u64>,
 }
 
-/// A cancel whose effect is awaited.
-struct Told {
-    task: u64,
-    scope: u64,
-    sent_ns: u64,
-    acknowledged_ns: Option<u64>,
-    ended_ns: Option<u64>,
-    overdue: bool,
-}
-
-impl Copy {
-    fn new(config: Config, ablation: Ablation) -> Copy {
-        let budget = Budget::new(BudgetParams {
-            rate_per_s: config.cancel_rate_per_s,
-            burst: config.cancel_burst,
-            share: config.cancel_share,
-        });
-        Copy {
-            config,
-            ablation,
-            collector: Collector::default(),
-            detector: Detector::default(),
-            budget,
-            completions: 0,
-            watching: false,
-            next_stride_ns: 0,
-            pending: Vec::new(),
-            state: State::Learning,
-            p99_ns: 0,
-            slo_ns: 0,
-            last_cancel_ns: None,
-        }
-    }
-
-    fn window_ns(&self) -> u64 {
-        self.config.window_ms as u64 * MS
-    }
-
-    fn tick(&mut self, region: &Region) {
-        let now_ns = region.now_ns();
-        region.header().clock.refresh(now_ns, self.watching);
-        self.follow(region, now_ns, None);
-        if now_ns >= self.next_stride_ns {
-            self.next_stride_ns = now_ns + self.window_ns() / STRIDES;
-            self.stride(region, now_ns);
-        }
-    }
-
-    fn awaits_effect(&self) -> bool {
-        self.pending.iter().any(|p| p.ended_ns.is_none() && !p.overdue)
-    }
-
-    fn stride(&mut self, region: &Region, now_ns: u64) {
-        let detailed = self.watching;
-        let mut window = self.collector.window(region, now_ns, self.window_ns(), detailed);
-        if window.length_ns == 0 {
-            return;
-        }
-        let completions = self.collector.completions();
-        self.budget.refill(now_ns, completions.saturating_sub(self.completions));
-        self.completions = completions;
+impl Change for Less {
+    fn window(&mut self, window: &mut Window) {
         if self.ablation == Ablation::NoInFlightAge {
             window.classes.iter_mut().for_each(|c| c.in_flight_age_ns.clear());
         }
-        let objective = Objective {
-            slo_ns: (self.config.slo_ms > 0.0).then_some((self.config.slo_ms * 1e6) as u64),
-            tolerance: self.config.slo_tolerance,
-            trigger_windows: self.config.trigger_windows,
-        };
-        let signal = self.detector.step(&window, &objective);
-        (self.state, self.p99_ns, self.slo_ns) = (signal.state, signal.p99_ns, signal.slo_ns);
-        self.watching = signal.watch || self.awaits_effect();
-        if self.watching && !detailed {
-            self.collector.measure_resources(region);
-        }
-        self.collector.learn_usual(region, now_ns, signal.state == State::Overload);
-        if !detailed || self.collector.measured_ns() == 0 {
-            return;
-        }
-        window.length_ns = self.collector.measured_ns();
-        if signal.watch {
-            EDGES_NOW.with_borrow(|edges| {
-                window.edges.extend(edges.iter().take(4096).map(|e| Edge {
-                    waiter: e.waiter,
-                    blocker: e.blocker,
-                    kind: if e.kind == ATROPOS_EDGE_QUEUED { EdgeKind::Queued } else { EdgeKind::Holds },
-                    resource: e.resource,
-                    instance: e.instance,
-                }))
-            });
-        }
+    }
+
+    fn evidence(&mut self, window: &mut Window) {
         if self.ablation == Ablation::NoInstances {
-            forget_instances(&mut window);
+            forget_instances(window);
         }
-        let params = EstimatorParams {
-            contention_threshold: self.config.contention_threshold,
-            class_duration_ns: self.detector.class_durations_ns(),
-        };
-        let mut estimate = estimate(&window, &params);
-        self.follow(region, now_ns, Some(&estimate));
-        if signal.state != State::Overload || self.awaits_effect() || !signal.breached {
-            return;
-        }
-        let policy = PolicyParams {
-            contention_threshold: self.config.contention_threshold,
-            min_relief: self.config.min_relief,
-            min_gain_ns: signal.slo_ns.max(self.window_ns()),
-            min_occupation_ns: 2 * self.window_ns(),
-            ..PolicyParams::default()
-        };
+    }
+
+    fn estimate(&mut self, estimate: &mut Estimate) {
         match self.ablation {
             Ablation::OneResource => {
                 let top = estimate.resources.iter().map(|r| r.level).fold(0.0, f64::max);
@@ -497,61 +333,17 @@ impl Copy {
                 let uses = estimate.candidates.iter_mut().flat_map(|c| &mut c.uses);
                 uses.for_each(|u| (u.gain, u.gain_ns) = (u.usage as f64, u.usage_ns as f64));
             }
-            Ablation::FixedPause if self.last_cancel_ns.is_some_and(|last| now_ns < last + 10 * SECOND) => return,
             _ => {}
-        }
-        let mut choice = choose(&estimate, &window, &policy, self.budget.left());
-        if self.ablation == Ablation::FixedPause {
-            choice.picks.truncate(1);
-        }
-        for pick in choice.picks {
-            let Some(slot) = region.task(pick.task) else { continue };
-            if self.budget.take(1) == 0 {
-                return;
-            }
-            self.last_cancel_ns = Some(now_ns);
-            let request = Request { scope: pick.scope, rung: 1, reason: pick.reason, ..Request::default() };
-            slot.mailbox.post(&request, region.header().lease.term());
-            self.pending.push(Told {
-                task: pick.task,
-                scope: pick.scope,
-                sent_ns: now_ns,
-                acknowledged_ns: None,
-                ended_ns: None,
-                overdue: false,
-            });
         }
     }
 
-    /// What `verify` does, as far as later choices depend on it.
-    fn follow(&mut self, region: &Region, now_ns: u64, estimate: Option<&Estimate>) {
-        let (verify_ns, window_ns) = (self.config.verify_ms as u64 * MS, self.window_ns());
-        self.pending.retain_mut(|p| {
-            if let Some(ended_ns) = p.ended_ns {
-                let settled = now_ns >= ended_ns + window_ns + window_ns / 2;
-                return !(estimate.is_some() && settled || estimate.is_none() && now_ns >= ended_ns + 2 * window_ns);
-            }
-            let slot = region.task(p.task);
-            let over = slot.is_none_or(|s| {
-                let idle = s.request_start_ns.load(Acquire) == 0 && s.trace.occupied.load(Acquire) == 0;
-                s.scope.load(Acquire) != p.scope || idle
-            });
-            let acknowledged = slot.is_some_and(|s| s.acknowledged_scope.load(Acquire) == p.scope);
-            if (acknowledged || over) && p.acknowledged_ns.is_none() {
-                p.acknowledged_ns = Some(now_ns);
-            }
-            if over {
-                p.ended_ns = Some(now_ns);
-                if let Some(slot) = slot {
-                    slot.mailbox.withdraw(p.scope);
-                }
-            } else if let Some(acknowledged_ns) = p.acknowledged_ns {
-                p.overdue = now_ns.saturating_sub(acknowledged_ns) > verify_ns;
-            } else if now_ns.saturating_sub(p.sent_ns) > verify_ns {
-                p.overdue = true;
-            }
-            true
-        });
+    fn choice(&mut self, choice: &mut Choice, now_ns: u64) {
+        if self.ablation != Ablation::FixedPause {
+            return;
+        }
+        let pauses = self.last_cancel_ns.is_some_and(|last| now_ns < last + 10 * SECOND);
+        choice.picks.truncate(if pauses { 0 } else { 1 });
+        self.last_cancel_ns = if choice.picks.is_empty() { self.last_cancel_ns } else { Some(now_ns) };
     }
 }
 

@@ -194,6 +194,22 @@ pub struct Spec {
     pub long: Vec<LongTask>,
 }
 
+impl Spec {
+    /// Does a long task share a table with another, or with one that wants it for itself?
+    pub fn shared_locks(&self) -> bool {
+        let table = |l: &LongTask| match l.act {
+            Act::Lock { table, .. } | Act::Alter { table, .. } | Act::Idle { table, .. } => vec![table],
+            Act::Middle { own, other } => vec![own, other],
+            _ => Vec::new(),
+        };
+        let shares = |l: &LongTask| matches!(l.act, Act::Lock { mode: Mode::ReadRows | Mode::ReadAll, .. });
+        (0..self.long.len()).any(|i| {
+            let (mine, others) = (table(&self.long[i]), self.long.iter().enumerate().filter(|(k, _)| *k != i));
+            shares(&self.long[i]) && others.flat_map(|(_, l)| table(l)).any(|t| mine.contains(&t))
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Worker,
@@ -865,21 +881,6 @@ impl Host {
     pub fn long_sessions(&self) -> Vec<usize> {
         let long = self.spec.sessions..self.sessions.len();
         long.filter(|&s| self.sessions[s].busy && !self.sessions[s].stopping).collect()
-    }
-
-    /// How long the host takes at most to get over what has piled up, if its load is as planned, ns: to serve those who
-    /// are in it, and to read the pool anew.
-    pub fn backlog_ns(&self) -> u64 {
-        let spec = &self.spec;
-        let (mut left, mut cpu_ns) = (1.0, 0.0);
-        for class in &spec.classes {
-            cpu_ns += left * class.share * class.cpu_ns;
-            left *= 1.0 - class.share;
-        }
-        let spare = (1.0 - spec.rate_per_s * cpu_ns / 1e9 / spec.cores).max(0.1);
-        let inside = (spec.sessions - self.free.len()) as f64;
-        let read_ns = spec.pool.map_or(0, |p| p.hot * p.io_ns / p.disks as u64);
-        (inside * cpu_ns / spec.cores / spare) as u64 + read_ns
     }
 
     /// Identifies what session `s` does now: a later request of it is another task.

@@ -11,7 +11,7 @@ mod study;
 
 use anyhow::{anyhow, bail, Context, Result};
 use clap::{Parser, Subcommand};
-use drive::Loop;
+use drive::Ablation;
 use std::path::PathBuf;
 
 #[derive(Parser)]
@@ -87,11 +87,7 @@ fn smoke(seed: u64) -> Result<()> {
         sums.false_positives,
         sums.late_part() * 100.0
     );
-    let different = report::differences(seed, &runs.iter().collect::<Vec<_>>())?;
-    if different > 0 {
-        bail!("the copy of the controller's loop decides otherwise than the library in {different} scenarios");
-    }
-    if sums.incidents < 20 || sums.precision() < 0.9 || sums.recall() < 0.8 {
+    if sums.incidents < 20 || sums.precision() < 0.95 || sums.recall() < 0.95 || sums.false_positives > 1 {
         bail!("far from what the pipeline can do: precision {:.3}, recall {:.3}", sums.precision(), sums.recall());
     }
     Ok(())
@@ -103,25 +99,23 @@ fn one(seed: u64, index: u64) -> Result<()> {
     println!("objective {} ms (0 = learnt), edges {}", s.terms.config.slo_ms, s.terms.edges);
     let truth = judge::truth(&s);
     println!("without a controller: {truth:?}");
-    for which in [Loop::Library, Loop::Copy(drive::Ablation::Nothing)] {
-        let v = judge::verdict(&s, which).map_err(|e| anyhow!(e)).context("the run")?;
-        println!(
-            "{which:?}: said {:?}; late {}; overload {} ms; objective {} us; missed {:?}",
-            v.said,
-            v.late,
-            v.overload_ns / 1_000_000,
-            v.acts.slo_ns / 1000,
-            v.missed
-        );
-        for p in &v.picks {
-            let who = match p.session.checked_sub(s.spec.sessions) {
-                Some(long) => format!("long task {long}"),
-                None => format!("ordinary session {}", p.session),
-            };
-            let right = if p.right { "right" } else { "WRONG" };
-            let (at_s, p99_us) = (p.at_ns as f64 / 1e9, p.p99_ns / 1000);
-            println!("  at {at_s:.3} s {right}: {who}, p99 {p99_us} us: {}", p.reason);
-        }
+    let v = judge::verdict(&s, Ablation::Nothing).map_err(|e| anyhow!(e)).context("the run")?;
+    println!(
+        "said {:?}; late {}; overload {} ms; objective {} us; missed {:?}",
+        v.said,
+        v.late,
+        v.overload_ns / 1_000_000,
+        v.acts.slo_ns / 1000,
+        v.missed
+    );
+    for p in &v.picks {
+        let who = match p.session.checked_sub(s.spec.sessions) {
+            Some(long) => format!("long task {long}"),
+            None => format!("ordinary session {}", p.session),
+        };
+        let right = if p.right { "right" } else { "WRONG" };
+        let (at_s, p99_us) = (p.at_ns as f64 / 1e9, p.p99_ns / 1000);
+        println!("  at {at_s:.3} s {right}: {who}, p99 {p99_us} us: {}", p.reason);
     }
     Ok(())
 }

@@ -110,6 +110,11 @@ impl Family {
         }
     }
 
+    /// The load stays as it is.
+    fn steady(self) -> bool {
+        matches!(self, Calm | Busy | HarmlessLong | HotRows | Blips)
+    }
+
     /// Somebody is meant to be in the way.
     pub fn aggressive(self) -> bool {
         matches!(self, LockOne | LockMany | Report | Alter | Chain | Idle | Pool | Workers | Stuck | Mixed | Processors)
@@ -206,10 +211,11 @@ fn build(seed: u64, family: Family, rng: &mut Rng) -> Scenario {
             let act = if b.rng.chance(0.5) { Act::Harmless } else { b.reader() };
             let start_ns = CALM_NS - SECOND + (b.rng.between(0.0, 2.0) * 1e9) as u64;
             let duration_ns = (b.rng.log_between(0.5, 8.0) * 1e9) as u64;
-            let busy = b.spec.cores >= 4.0 && load < 0.6 && b.rng.chance(0.3);
-            let class = b.spec.classes.len() as u16;
+            // Where the processors become scarce it would be in the way.
+            let room = b.spec.cores >= 4.0 && load < 0.6 && (family.aggressive() || family.steady());
+            let busy = b.rng.chance(0.3) && room;
             let long = b.long(act);
-            b.spec.long.push(LongTask { start_ns, duration_ns, busy, class, undo: 0.0, ..long });
+            b.spec.long.push(LongTask { start_ns, duration_ns, busy, undo: 0.0, ..long });
         }
     }
     let mut spec = b.spec;
@@ -223,7 +229,8 @@ fn build(seed: u64, family: Family, rng: &mut Rng) -> Scenario {
     }
     let last_ns = spec.long.iter().map(|l| l.start_ns + l.duration_ns).max().unwrap_or(0);
     let end_ns = last_ns.max(onset_ns + lasts_ns).min(LONGEST_NS - 1500 * MS) + 1500 * MS;
-    let edges = rng.chance(0.5) || family == Alter;
+    // Who holds is not who blocks where locks are shared: such a host knows it, and says so.
+    let edges = rng.chance(0.5) || spec.shared_locks();
     let terms = Terms { config, progress: Progress::Exact, edges, seed };
     Scenario { family, spec: Arc::new(spec), terms, end_ns }
 }
@@ -271,10 +278,19 @@ impl Builder<'_> {
             start_ns: self.onset_ns,
             duration_ns: self.lasts_ns,
             busy: self.rng.chance(0.3),
-            class: self.spec.classes.len() as u16,
+            class: self.class(),
             reaction_ns: (self.rng.exponential(8.0) * 1e6) as u64,
             undo: if self.rng.chance(0.3) { self.rng.between(0.0, 0.1) } else { 0.0 },
             resubmits: if self.rng.chance(0.1) { self.rng.whole(1, 2) as u32 } else { 0 },
+        }
+    }
+
+    /// Some hosts know long tasks to be of another kind, others do not.
+    fn class(&mut self) -> u16 {
+        if self.rng.chance(0.5) {
+            0
+        } else {
+            self.spec.classes.len() as u16
         }
     }
 

@@ -1,6 +1,6 @@
 //! The studies: which scenarios are run under what, spread over the processors, and what they come to in numbers.
 
-use crate::drive::{Ablation, Loop, Progress};
+use crate::drive::{Ablation, Progress};
 use crate::judge::{truth, verdict, Kind, Truth, Verdict};
 use crate::scenario::{scenario, Family, Scenario};
 use atropos::config::Config;
@@ -43,20 +43,25 @@ pub fn parallel<T: Send>(indices: &[u64], job: impl Fn(u64) -> T + Sync) -> Vec<
 pub fn main_study(seed: u64, indices: &[u64]) -> Result<Vec<Run>, String> {
     parallel(indices, |index| {
         let s = scenario(seed, index);
-        Ok(Run { index, family: s.family, truth: truth(&s), verdict: verdict(&s, Loop::Library)? })
+        Ok(Run { index, family: s.family, truth: truth(&s), verdict: verdict(&s, Ablation::Nothing)? })
     })
     .into_iter()
     .collect()
 }
 
 /// The scenarios of `base` again with something changed.
-pub fn again(seed: u64, base: &[&Run], which: Loop, change: impl Fn(&mut Scenario) + Sync) -> Result<Vec<Run>, String> {
+pub fn again(
+    seed: u64,
+    base: &[&Run],
+    less: Ablation,
+    change: impl Fn(&mut Scenario) + Sync,
+) -> Result<Vec<Run>, String> {
     let places: Vec<u64> = (0..base.len() as u64).collect();
     parallel(&places, |place| {
         let run = base[place as usize];
         let mut s = scenario(seed, run.index);
         change(&mut s);
-        Ok(Run { index: run.index, family: run.family, truth: run.truth.clone(), verdict: verdict(&s, which)? })
+        Ok(Run { index: run.index, family: run.family, truth: run.truth.clone(), verdict: verdict(&s, less)? })
     })
     .into_iter()
     .collect()

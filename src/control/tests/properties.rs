@@ -107,7 +107,7 @@ prop_compose! {
         let estimator = EstimatorParams { contention_threshold: shares.0, class_duration_ns: durations };
         let policy = PolicyParams {
             contention_threshold: shares.0, min_relief: shares.1, near_tie: shares.2, min_gain_ns: times.0,
-            min_occupation_ns: times.1, min_idle_ns: times.2,
+            min_occupation_ns: times.1, min_idle_ns: times.2, ..PolicyParams::default()
         };
         (estimator, policy)
     }
@@ -137,19 +137,21 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
 }
 
 /// Long enough to be worth a cancel, and longer than is usual of the resource.
-fn counts(w: &Window, u: &Use, min_ns: u64) -> bool {
+fn counts(w: &Window, c: &Candidate, u: &Use, min_ns: u64) -> bool {
     let r = w.resources.iter().find(|r| r.id == u.resource).unwrap();
+    let usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns * 10);
     let least_ns = match u.role {
         Role::Holds if r.kind == ResourceKind::System => min_ns.max(200 * MS),
         Role::Bars => min_ns / 5,
-        Role::Occupies => min_ns.max(r.usual_hold_ns.max(r.turnover_ns) * 5).max(r.turnover_ns * 10).max(200 * MS),
-        Role::Holds | Role::Through => min_ns.max(r.usual_hold_ns.max(r.turnover_ns) * 5),
+        Role::Occupies => min_ns.max(usual_ns).max(200 * MS),
+        Role::Holds | Role::Through => min_ns.max(usual_ns),
     };
-    u.usage_ns >= least_ns && u.gain_ns >= min_ns as f64
+    let left_ns = if c.progress.is_some() { min_ns.max(200 * MS) } else { min_ns };
+    u.usage_ns >= least_ns.max(u.waited_ns / 3) && u.gain_ns >= left_ns as f64
 }
 
 fn gains(w: &Window, e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {
-    let gain = |u: &Use| if counts(w, u, min_ns) { u.scaled_gain() } else { 0.0 };
+    let gain = |u: &Use| if counts(w, c, u, min_ns) { u.scaled_gain() } else { 0.0 };
     e.resources.iter().map(|r| c.uses.iter().find(|u| u.resource == r.id).map_or(0.0, gain)).collect()
 }
 
@@ -253,7 +255,7 @@ proptest! {
             for x in &e.candidates {
                 let t = &w.tasks[x.index];
                 let contends = x.uses.iter().any(|u| {
-                    e.resource(u.resource).unwrap().level >= p.contention_threshold && counts(&w, u, p.min_gain_ns)
+                    e.resource(u.resource).unwrap().level >= p.contention_threshold && counts(&w, x, u, p.min_gain_ns)
                 });
                 let idle = t.in_request || t.idle_ns >= p.min_idle_ns;
                 if idle && t.cancellable && !t.protected && !t.cancelled && contends && x.relief_share >= 0.2 {

@@ -340,7 +340,68 @@ fn a_young_holder_and_one_that_is_nearly_done_are_left_alone() {
     let mut s = stall(1000, 15, 90);
     s.get(1).progress = Some((99, 100)); // 10 ms to come
     assert!(s.picked().is_empty());
-    assert!(s.choose().rejected[0].why.contains("done within"), "{:?}", s.choose());
+    assert!(s.choose().rejected[0].why.contains("soon be done"), "{:?}", s.choose());
+}
+
+fn choose_with(s: &Story, params: PolicyParams) -> Choice {
+    choose(&s.estimate(), &s.window, &params, 4)
+}
+
+#[test]
+fn whoever_is_known_to_be_done_before_a_cancel_would_tell_is_let_finish() {
+    let picked_at = |percent| {
+        let mut s = stall(1000, 15, 90);
+        s.get(1).progress = Some((percent, 100));
+        s.picked()
+    };
+    assert_eq!(picked_at(80), [1], "250 ms to come");
+    assert!(picked_at(90).is_empty(), "110 ms to come");
+}
+
+#[test]
+fn nobody_goes_for_waiters_of_whom_nobody_is_late() {
+    let s = stall(1000, 15, 90);
+    let late = |ms| choose_with(&s, PolicyParams { late_ns: ms * MS, ..PolicyParams::default() });
+    assert_eq!(late(50).picks.len(), 1);
+    assert!(late(100).rejected[0].why.contains("is late"), "{:?}", late(100));
+}
+
+/// Where all take short turns, each waits for those before too: the one that has it now is not the one to blame.
+#[test]
+fn whoever_has_had_it_for_less_than_half_of_the_wait_for_it_is_not_what_they_wait_for() {
+    assert!(stall(200, 15, 500).picked().is_empty());
+    assert_eq!(stall(300, 15, 500).picked(), [1]);
+}
+
+#[test]
+fn while_a_cancel_settles_locks_are_looked_at_and_queues_are_not() {
+    let settles = PolicyParams { settles: true, ..PolicyParams::default() };
+    assert_eq!(choose_with(&stall(1000, 15, 90), settles.clone()).picks.len(), 1);
+    let queue = choose_with(&slots(&[5000; 4], 20, 10), settles);
+    assert!(queue.picks.is_empty() && queue.rejected[0].why.contains("effect"), "{queue:?}");
+}
+
+/// Those who were stuck behind a lock have had their servers for as long; once it is free they go on.
+#[test]
+fn a_server_is_occupied_at_its_owners_own_pace() {
+    let mut s = slots(&[5000; 4], 20, 10);
+    s.window.tasks.iter_mut().for_each(|t| t.holdings[0].waited_ns = 4950 * MS);
+    assert!(s.picked().is_empty());
+}
+
+#[test]
+fn memory_that_makes_hardly_anybody_late_is_let_be() {
+    let mut s = Story::new(&[("pool", Memory)]);
+    s.task(1, 2000);
+    s.holds_units(1, 1, 0, 900, 2000);
+    (2..20).for_each(|id| {
+        s.task(id, 100);
+        s.holds_units(id, 1, 0, 5, 50);
+    });
+    let r = &mut s.window.resources[0];
+    (r.wait_ns, r.acquired, r.evicted) = (1000 * MS, 500, 400);
+    let of = |late_share| choose_with(&s, PolicyParams { late_share, ..PolicyParams::default() }).picks.len();
+    assert_eq!((of(0.5), of(0.02)), (1, 0));
 }
 
 #[test]

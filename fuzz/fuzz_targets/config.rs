@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#![no_main]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| atropos_fuzz_targets::config::run(data));

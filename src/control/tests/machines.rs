@@ -367,7 +367,7 @@ mod on_a_region {
             let mut now_ns = r.now_ns();
             let request = Request { scope, decision_id: 1, rung: 1, resource: 1, ..Request::default() };
             slot.mailbox.post(&request, leader.term);
-            let mut p = Pending::new(decision(task, scope), request, now_ns);
+            let mut p = Pending::new(decision(task, scope), request, now_ns, 1);
             let mut acknowledged = false;
             for (apart_ms, event) in steps {
                 now_ns += apart_ms * MS;
@@ -446,6 +446,10 @@ mod on_a_region {
             ended_ms: None,
             contention_after: None,
             would_have: String::new(),
+            work_since_ns: 0,
+            work_lost_ms: None,
+            retried: None,
+            retry_waited_ms: None,
             said: None,
             replay: None,
         }

@@ -296,12 +296,14 @@ fn p99_with_in_flight(
     let oldest_s = ages.iter().max().map_or(0.0, |&ns| ns as f64 / 1e9);
     let nothing = class.latency.total() == 0 && oldest_s * reference_per_s >= MISSING;
     let fallen = per_s < FALL * reference_per_s && late().count() * 2 > ages.len();
-    if nothing || fallen {
+    // A server that stands still from its first requests on has no rate that anything could be missed by.
+    let from_the_first = class.latency.total() == 0 && reference_per_s == 0.0;
+    if nothing || fallen || from_the_first {
         // Exact, not by bucket: an age just over the objective must not read as just under it.
         let mut ages = ages.clone();
         let rank = (ages.len() as f64 * 0.99).ceil() as usize;
         let p99_ns = if rank > 0 { *ages.select_nth_unstable(rank - 1).1 } else { 0 };
-        return (p99_ns, nothing || weight >= LEAST_LATE, 1.0);
+        return (p99_ns, nothing || from_the_first || weight >= LEAST_LATE, 1.0);
     }
     let late_done = objective_ns.map_or(0, |slo| class.latency.over(slo));
     let mut all = class.latency.clone();
@@ -372,6 +374,13 @@ mod tests {
         assert_eq!((third.in_flight, third.oldest_in_flight_ns), (16, 75 * MS));
         assert_eq!(third.p99_ns, 75 * MS);
         assert_eq!(third.since_ns, first.since_ns);
+    }
+
+    #[test]
+    fn a_server_that_stands_still_from_its_first_requests_on_is_overloaded() {
+        let mut s = Server::new(Some(20));
+        s.stall(2);
+        assert_eq!(s.steps(5, 0, |_| 0).state, State::Overload);
     }
 
     #[test]

@@ -50,9 +50,11 @@ pub fn parse(map: &str) -> Result<Vec<Node>, String> {
             nodes.push(Node { version: version.trim().into(), names: Vec::new() });
         } else if line == "global:" || line == "local:" {
             global = line == "global:";
+        } else if line.starts_with('}') {
+            global = false;
         } else if let (true, Some(name), Some(node)) = (global, line.strip_suffix(';'), nodes.last_mut()) {
             node.names.push(name.into());
-        } else if !(line.is_empty() || line == "*;" || line.starts_with('}')) {
+        } else if !(line.is_empty() || line == "*;") {
             return Err(format!("line {} of the symbol map: `{line}` is not understood", number + 1));
         }
     }

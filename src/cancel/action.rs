@@ -104,8 +104,9 @@ pub fn log(level: Level, message: &str) {
     }
 }
 
-/// Runs the host's action of the request's rung for `task`. Err when there is none or it could not.
-pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()> {
+/// Runs the host's action of the request's rung for `task`, unless it is not wanted any more: asked at the last moment, for
+/// an action cannot be taken back as a request can. Err when there is none or it could not.
+pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request, wanted: impl FnOnce() -> bool) -> Result<()> {
     let callback = if request.rung >= 2 { &TERMINATE } else { &CANCEL };
     let Some((function, argument)) = callback.get() else {
         return Err(Error::new(Code::Unsupported, "the host set no action for this rung in this process"));
@@ -123,6 +124,9 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request) -> Result<()>
         instance: request.instance,
         reason: reason.as_ptr(),
     };
+    if !wanted() {
+        return Ok(());
+    }
     let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_cancel_fn; the request lives through the call.
     let code = unsafe { std::mem::transmute::<usize, CancelFn>(function)(&c_request, argument) };

@@ -82,7 +82,8 @@ impl Region {
             if slot.acknowledged_scope.load(Relaxed) == request.scope {
                 continue; // rung for another task
             }
-            match action::run(handle, slot.key.load(Relaxed), me.pid, &request) {
+            let stands = || slot.cancel_requested(&self.header().lease);
+            match action::run(handle, slot.key.load(Relaxed), me.pid, &request, stands) {
                 Ok(()) => ran += 1,
                 Err(e) if e.code == Code::Unsupported => {}
                 Err(e) => {

@@ -28,17 +28,14 @@ fn tell(region: &Region, leader: Leader, task: u64, slot: &TaskSlot, request: &R
         slot.mailbox.post(request, leader.term);
     }
     let callback = if request.rung >= 2 { &TERMINATE } else { &CANCEL };
+    let leads = || region.header().lease.holds(me, leader.term);
     let owner = slot.owner.get();
     if owner.pid != me.pid && !owner.is_alive() {
         // It will be reaped. Its pid may be somebody else's by now, whom no action must hit.
         return;
     }
-    // Asked again, for the look at the owner takes its time: an action cannot be taken back as a request can.
-    if !region.header().lease.holds(me, leader.term) {
-        return;
-    }
     if callback.anywhere() || (owner.pid == me.pid && callback.is_set()) {
-        if let Err(e) = action::run(task, slot.key.load(Relaxed), owner.pid, request) {
+        if let Err(e) = action::run(task, slot.key.load(Relaxed), owner.pid, request, leads) {
             region.header().counters.actions_failed.fetch_add(1, Relaxed);
             action::log(Level::Warning, &format!("cancel action for task {}: {e}", slot.key.load(Relaxed)));
         }

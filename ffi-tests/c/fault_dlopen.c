@@ -1,10 +1,11 @@
 /* A host that loads, uses, shuts down and unloads the library 1,000 times while its threads live and are in the middle of
- * calls: nothing crashes, and nothing grows. Argument: the library. SPDX-License-Identifier: MIT OR Apache-2.0 */
+ * calls: nothing crashes, and nothing grows but by what threads may still be reading: the first pages of each region that
+ * was shut down, about 9 kB. Argument: the library. SPDX-License-Identifier: MIT OR Apache-2.0 */
 #define CHECK_NO_LIBRARY
 #include "fault.h"
 #include <dlfcn.h>
 
-enum { ROUNDS = 1000, THREADS = 4, SLACK_KB = 8192 };
+enum { ROUNDS = 1000, THREADS = 4, SLACK_KB = 12 * ROUNDS };
 
 static struct {
   int (*init)(const atropos_config *);

@@ -582,7 +582,7 @@ void atropos_task_client_wait(atropos_task_t t, int32_t on);
  * `deadline_ns`: until when a retry makes sense, on CLOCK_MONOTONIC, in ns (the client's patience); 0 = none. Background
  * tasks, and those without a deadline, wait for at most `retry_background_max_ms`.
  *
- * ATROPOS_DROP comes at once for a task that was not cancelled by the controller (or by hand, or too long ago: one minute,
+ * ATROPOS_DROP comes at once for a task that was not cancelled by the controller (or by hand, or too long ago: ten minutes,
  * or 128 cancels), for what has run again already, with a past deadline, while the mode is off, before
  * atropos_init, and where no controller has ever run; within 2 s after the last one has stopped.
  *

@@ -127,7 +127,8 @@ impl Program {
     pub fn build(headers: &Path, file: &str, link: Link, args: &[&str]) -> Program {
         let lib = library();
         let source = root().join("ffi-tests/c").join(file);
-        let dir = scratch(&format!("{file}-{link:?}-{}", args.join("-").replace(['/', '{', '}'], "")));
+        let name = format!("{file}-{link:?}-{}", args.join("-"));
+        let dir = scratch(&name.replace(['/', '{', '}'], ""));
         let exe = dir.join("program");
         let mut cc = compiler(&source, headers);
         match link {

@@ -10,6 +10,7 @@ use crate::input::{number, own_file};
 use atropos::capi::*;
 use atropos::error::Code;
 use atropos::primitive::Ordering::Relaxed;
+use atropos::region::clock::monotonic_ns;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -90,7 +91,8 @@ fn settings(how: u8) -> CString {
     let clock = ["auto", "precise", "coarse", "auto"][(how >> 2) as usize & 3];
     let text = format!(
         "mode = {mode}\nclock = {clock}\nmax_tasks = 16\nmax_workers = 16\nwindow_ms = 20\ntrigger_windows = 1\n\
-         verify_ms = 10\nslo_ms = 0.001\ncancel_share = 1\ncancel_rate_per_s = 1000\ncancel_burst = 1000\n"
+         verify_ms = 10\nslo_ms = 0.001\nretry_background_max_ms = 1\nretry_calm_ms = 10\n\
+         cancel_share = 1\ncancel_rate_per_s = 1000\ncancel_burst = 1000\n"
     );
     CString::new(text).expect("no NUL")
 }
@@ -191,7 +193,8 @@ impl Call {
             37 => unsafe { set_callbacks(a) },
             38 => MISCHIEF.store(a as u32, Relaxed),
             39 => reload(a),
-            40..=43 => tick(a, b),
+            40..=42 => tick(a, b),
+            43 => pass(number(a)),
             44 => known(atropos_controller_start()),
             45 => known(atropos_controller_stop()),
             46 => known(atropos_agent_start()),
@@ -210,7 +213,10 @@ impl Call {
             58 => slowByResource(r, amount),
             59 => drop(atropos_task_enter(task, number(c) as u32, r)),
             60 => atropos_task_leave(task, d as i8 as i32),
-            _ => pass(number(a)),
+            61 => known(atropos_retry_poll(task, number(b)).min(0)),
+            // Soon over: an input must not wait for as long as a client might.
+            62 => known(atropos_retry_wait(task, monotonic_ns() + 1_000_000).min(0)),
+            _ => atropos_retry_give_up(task),
         }
     }
 }

@@ -28,9 +28,6 @@ int bench_tick(void);
 void bench_thread_begin(void);
 void bench_thread_end(void);
 
-uint32_t crowd_begin(uint32_t tasks, uint32_t resources, uint32_t held, int stalled);
-void crowd_end(void);
-
 void peer_map_get_free(uint64_t n);
 void peer_map_wait_get_free(uint64_t n);
 

@@ -10,6 +10,8 @@ use atropos::control::controller::Controller;
 use atropos::control::estimator::{estimate, EstimatorParams};
 use atropos::control::policy::{choose, PolicyParams};
 use atropos::control::window::{ResourceKind, Window};
+use atropos::primitive::Ordering::Relaxed;
+use atropos::region::layout::TaskSlot;
 use atropos::region::lease::Role;
 use atropos::region::owner::ProcessId;
 use atropos::region::Region;
@@ -62,16 +64,42 @@ impl Server {
         let kinds = [ResourceKind::Lock, ResourceKind::Memory, ResourceKind::Queue];
         let register = |i: usize| region.header().register(&format!("resource {i}"), kinds[i % 3]);
         let ids: Vec<u32> = (0..31).map(|i| register(i).expect("31 resources fit")).collect();
-        let mut server = Server { region, scene, locks: ids, tasks: Vec::new() };
-        server.fill(tasks as u64);
-        server
+        let begin = |key| region.begin_task(ProcessId::current(), key, 0).expect("the table has room");
+        let tasks = (0..tasks as u64).map(begin).collect();
+        Server { region, scene, locks: ids, tasks }
     }
 
-    fn fill(&mut self, tasks: u64) {
-        let (me, lock) = (ProcessId::current(), self.locks[0]);
-        for key in 0..tasks {
-            let task = self.region.begin_task(me, key, 0).expect("the table has room");
-            let slot = self.region.task(task).expect("begun just now");
+    fn slot(&self, task: u64) -> &TaskSlot {
+        self.region.task(task).expect("tasks of the bench live on")
+    }
+
+    /// Requests come and go for a while, as without them no stall is one: nothing would be missing. Then the scene begins,
+    /// and the controller sees it.
+    fn begin(&self, controller: &mut Controller) {
+        for _ in 0..24 {
+            for (key, &task) in self.tasks.iter().enumerate().take(100) {
+                self.region.begin_request(self.slot(task), key as u32 % 4);
+                self.region.end_request(self.slot(task), 0);
+            }
+            std::thread::sleep(STRIDE);
+            controller.tick(&self.region, None);
+        }
+        self.set();
+        let overload = || self.region.header().controller_state.load(Relaxed) == 3;
+        for _ in 0..200 {
+            std::thread::sleep(STRIDE);
+            controller.tick(&self.region, None);
+            if overload() || self.scene == Scene::Calm {
+                break;
+            }
+        }
+        assert_eq!(overload(), self.scene != Scene::Calm, "the controller sees another scene than was set");
+    }
+
+    fn set(&self) {
+        let lock = self.locks[0];
+        for (key, &task) in (0..).zip(&self.tasks) {
+            let slot = self.slot(task);
             self.region.begin_request(slot, key as u32 % 4);
             let now_ns = self.region.now_ns();
             for i in 0..HELD {
@@ -89,7 +117,6 @@ impl Server {
                     }
                 }
             }
-            self.tasks.push(task);
         }
     }
 
@@ -100,7 +127,7 @@ impl Server {
         }
         let now_ns = self.region.now_ns();
         for &task in self.tasks.iter().step_by(2) {
-            let slot = self.region.task(task).expect("tasks of the bench live on");
+            let slot = self.slot(task);
             slot.trace.acquire(now_ns, 0, self.locks[3], 99, 1);
             slot.trace.release(now_ns, self.locks[3], 99, 1);
         }
@@ -134,6 +161,7 @@ fn ticks(c: &mut Criterion) {
             for (cold, name) in [(false, "warm"), (true, "cold")] {
                 let server = Server::new(tasks, scene);
                 let mut controller = Controller::new(ProcessId::current(), &Config::default());
+                server.begin(&mut controller);
                 group.bench_function(BenchmarkId::new(name, tasks), |b| {
                     b.iter_custom(|n| {
                         let mut spent = Duration::ZERO;
@@ -167,6 +195,7 @@ fn stages(c: &mut Criterion) {
         group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1)).sample_size(20);
         for tasks in [1_000, 10_000] {
             let server = Server::new(tasks, *scene);
+            server.set();
             let mut now_ns = server.region.now_ns();
             let mut collector = Collector::default();
             let mut window = |before: Option<Window>| {

@@ -13,6 +13,7 @@ use crate::region::layout::*;
 use crate::region::tasks::{handle_of, index_of};
 use crate::region::Region;
 use crate::trace::view::{ahead, Held, RunningWait, Totals, TraceView};
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 /// Samples per window.
@@ -460,6 +461,8 @@ struct Times<'a> {
     newest_gap_ns: u64,
     /// A bit for each gap, by a hash of its begin: nearly all times that begin none are known by it at once.
     begins: [u64; 4],
+    /// The last time looked for, and how it counts: what the cached clock stamped is stamped alike.
+    last: Cell<(u64, u64)>,
 }
 
 /// Fibonacci hashing: a byte.
@@ -471,7 +474,13 @@ impl<'a> Times<'a> {
     fn new(now_ns: u64, gaps: &'a VecDeque<Gap>) -> Self {
         let mut begins = [0; 4];
         gaps.iter().map(|g| hash(g.from_ns)).for_each(|h| begins[h / 64] |= 1 << (h % 64));
-        Times { now_ns, gaps, newest_gap_ns: gaps.back().map_or(0, |g| g.from_ns), begins }
+        Times {
+            now_ns,
+            gaps,
+            newest_gap_ns: gaps.back().map_or(0, |g| g.from_ns),
+            begins,
+            last: Cell::new((u64::MAX, u64::MAX)),
+        }
     }
 
     #[inline(always)]
@@ -481,6 +490,13 @@ impl<'a> Times<'a> {
         if noted_ns > self.newest_gap_ns || self.begins[h / 64] >> (h % 64) & 1 == 0 {
             return noted_ns;
         }
+        if self.last.get().0 != noted_ns {
+            self.last.set((noted_ns, self.find(noted_ns)));
+        }
+        self.last.get().1
+    }
+
+    fn find(&self, noted_ns: u64) -> u64 {
         // They are in the order of time.
         let found = self.gaps.partition_point(|g| g.from_ns <= noted_ns).checked_sub(1);
         found.map(|i| &self.gaps[i]).filter(|g| g.from_ns == noted_ns).map_or(noted_ns, |g| g.to_ns)

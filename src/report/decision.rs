@@ -329,7 +329,30 @@ pub fn recorded(region: &Region) -> Vec<String> {
                 (entry.id.load(Relaxed), String::from_utf8_lossy(&bytes).into_owned())
             })
         })
+        // Another thread may shut the library down meanwhile, which empties the region; and a damaged one has no text.
+        .filter(|(id, text)| *id != 0 && !text.is_empty() && !text.contains('\0'))
         .collect();
     found.sort_by_key(|d| d.0);
     found.into_iter().map(|d| d.1).collect()
+}
+
+#[cfg(all(test, not(loom)))]
+mod emptied_tests {
+    use super::*;
+
+    /// As a reader finds it that a shutdown in another thread, or damage, overtook: it must not become an empty text.
+    #[test]
+    fn an_entry_without_text_is_no_decision() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let entry = |id: u64, text: &[u8]| {
+            let entry = &r.header().decisions[id as usize];
+            entry.id.store(id, Relaxed);
+            entry.length.store(text.len() as u32, Relaxed);
+            entry.text.iter().zip(text).for_each(|(cell, byte)| cell.store(*byte, Relaxed));
+        };
+        entry(1, b"");
+        entry(2, b"{\0}");
+        entry(3, b"{}");
+        assert_eq!(recorded(&r), ["{}"]);
+    }
 }

@@ -22,12 +22,12 @@ const SLACK: f64 = 1.0;
 /// With other compilers than the recorded ones only a blunder can be told from their choices.
 const OTHER_COMPILERS: f64 = 0.30;
 
-/// Prefix of the names, what count.c is asked for, its configuration. (Its `ticks` are for a look by hand: slowed down so
-/// much, a step of the controller meets a gap in its clock each time, and has more to do than it ever has.)
-const RUNS: [(&str, &str, &str); 3] = [
-    ("off", "calls", "mode = off"),
-    ("coarse", "calls", "mode = observe\nclock = coarse"),
-    ("precise", "calls", "mode = observe\nclock = precise"),
+/// Prefix of the names, and the configuration. (No steps of the controller: slowed down so much, it meets a gap in its clock
+/// each time, and has more to do than it ever has.)
+const RUNS: [(&str, &str); 3] = [
+    ("off", "mode = off"),
+    ("coarse", "mode = observe\nclock = coarse"),
+    ("precise", "mode = observe\nclock = precise"),
 ];
 
 /// Instructions per call, by name.
@@ -37,12 +37,12 @@ pub fn run(args: &InstructionsArgs) -> Result<()> {
     apt::ensure(apt::COUNT)?;
     let program = build()?;
     let mut counts = Counts::new();
-    for (prefix, what, config) in RUNS {
+    for (prefix, config) in RUNS {
         if prefix == "precise" && !kernel_uses_tsc() {
             println!("SKIPPED precise: the kernel does not use the time stamp counter here, so other code runs");
             continue;
         }
-        let found = count(&program, what, config).with_context(|| format!("counting {prefix}"))?;
+        let found = count(&program, config).with_context(|| format!("counting {prefix}"))?;
         counts.extend(found.into_iter().map(|(name, calls)| (format!("{prefix}/{name}"), calls)));
     }
     let compilers = compilers()?;
@@ -125,13 +125,13 @@ fn done(command: &mut Command) -> Result<String> {
 }
 
 /// Runs the program under callgrind: instructions per call.
-fn count(program: &Path, what: &str, config: &str) -> Result<Counts> {
+fn count(program: &Path, config: &str) -> Result<Counts> {
     let dir = dirs::make(program.with_extension("out"))?;
     std::fs::remove_dir_all(&dir).and_then(|()| std::fs::create_dir(&dir)).context("an empty folder for callgrind")?;
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--collect-atstart=no", "--quiet"]);
     valgrind.arg(format!("--callgrind-out-file={}", dir.join("dump").display()));
-    valgrind.arg(program).arg(what).arg(config);
+    valgrind.arg(program).arg(config);
     let said = done(&mut valgrind)?;
     let names: Vec<(&str, f64)> = said
         .lines()

@@ -41,6 +41,8 @@ fn evidence(mut input: Input) {
         contention_threshold: (input.below(101) as f64) / 100.0,
         class_duration_ns: (0..input.below(3) as u16).map(|class| (class, input.number())).collect::<BTreeMap<_, _>>(),
     };
+    // Whatever other parameters the policy will have: their defaults are as good as any.
+    #[allow(clippy::needless_update)]
     let policy = PolicyParams {
         contention_threshold: estimator.contention_threshold,
         min_relief: input.below(101) as f64 / 100.0,

@@ -10,7 +10,6 @@ use super::detector::{Detector, Objective, Signal, State};
 use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
 use super::policy::{choose, Choice, Pick, PolicyParams};
 use super::retry::{bit_of, Outcome as RetryOutcome, Retries, RetryParams};
-use super::starvation::Starvation;
 use super::verify::{Pending, Verdict};
 use super::window::{Edge, EdgeKind, TaskId, Window};
 use crate::cancel::action::{self, Level};
@@ -68,9 +67,6 @@ pub struct Controller {
     /// A full table was said in the log.
     said_full: bool,
     said_regular_ns: u64,
-    /// When the next step was asked for.
-    due_ns: Option<u64>,
-    starvation: Starvation,
     /// The counter's and the kernel's time when they were last compared.
     clock_pair: Option<(u64, u64)>,
     pending: Vec<Pending>,
@@ -103,8 +99,6 @@ impl Controller {
             manual_seen: 0,
             said_full: false,
             said_regular_ns: 0,
-            due_ns: None,
-            starvation: Starvation::default(),
             clock_pair: None,
             pending: Vec::new(),
             retries: Retries::default(),
@@ -141,9 +135,6 @@ impl Controller {
             Role::Leader => {}
         }
         h.counters.ticks.fetch_add(1, Relaxed);
-        if let Some(due_ns) = self.due_ns.take() {
-            self.starvation.note(now_ns, now_ns.saturating_sub(due_ns));
-        }
         if h.read_settings(&mut self.config, &mut self.settings_seen) {
             self.budget.set_params(budget_params(&self.config));
         }
@@ -410,17 +401,14 @@ impl Controller {
         if self.awaits_effect() || self.observing(region) {
             return contended;
         }
-        // Who has held something for less than a window has not been seen to monopolise it for one, nor who may have been
-        // held up for want of CPU all the while.
-        let excused_ns = self.starvation.excuses_ns(now_ns);
-        let judged_ns = signal.slo_ns.max(self.window_ns()).max(excused_ns);
+        // Who has held something for less than a window has not been seen to monopolise it for one.
+        let judged_ns = signal.slo_ns.max(self.window_ns());
         let policy = PolicyParams {
             contention_threshold: self.config.contention_threshold,
             min_relief: self.config.min_relief,
             min_gain_ns: judged_ns,
-            // A late request is no hog yet, nor a client that wants CPU idle.
+            // A late request is no hog yet.
             min_occupation_ns: 2 * judged_ns,
-            min_idle_ns: PolicyParams::default().min_idle_ns.max(2 * excused_ns),
             min_remaining_ns: 2 * self.window_ns(),
             late_ns: signal.late_ns,
             late_share: signal.late_share,

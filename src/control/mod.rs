@@ -16,7 +16,6 @@ pub mod policy;
 pub mod retry;
 #[cfg(not(loom))]
 pub mod sample;
-mod starvation;
 pub mod system;
 #[cfg(not(loom))]
 mod verify;

@@ -322,20 +322,11 @@ static bool may_run_again(session *s, atropos_task_t cancelled, int64_t within_s
   return again;
 }
 
-static bool serve_read(session *s, int64_t account) {
+/* A request that is one query of two numbers. */
+static bool serve_query(session *s, uint32_t class_, const char *label, int query, int64_t account) {
   int64_t out[2] = {0, 0};
-  request_begin(s, CLASS_READ, "READ");
-  int rc = run(s, Q_READ, (int64_t[]){account, 0}, out);
-  bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64 " %" PRId64, out[0], out[1])
-                            : reply_error(s, rc, sqlite3_errmsg(s->db));
-  request_end(s, rc == SQLITE_OK);
-  return ok;
-}
-
-static bool serve_branch(session *s, int64_t account) {
-  int64_t out[2] = {0, 0};
-  request_begin(s, CLASS_BRANCH, "BRANCH");
-  int rc = run(s, Q_BRANCH, (int64_t[]){account, 0}, out);
+  request_begin(s, class_, label);
+  int rc = run(s, query, (int64_t[]){account, 0}, out);
   bool ok = rc == SQLITE_OK ? wire_send(&s->wire, "OK %" PRId64 " %" PRId64, out[0], out[1])
                             : reply_error(s, rc, sqlite3_errmsg(s->db));
   request_end(s, rc == SQLITE_OK);
@@ -420,13 +411,15 @@ static bool serve_hog(session *s, hog_kind kind, int64_t units, int64_t threads)
 static bool serve(session *s, const char *line) {
   long long a, b;
   int end = -1;
-  if (sscanf(line, "READ %lld %n", &a, &end) == 1 && end >= 0 && !line[end]) return serve_read(s, a);
+  if (sscanf(line, "READ %lld %n", &a, &end) == 1 && end >= 0 && !line[end])
+    return serve_query(s, CLASS_READ, "READ", Q_READ, a);
   end = -1;
   if (sscanf(line, "WRITE %lld %lld %n", &a, &b, &end) == 2 && end >= 0 && !line[end]) return serve_write(s, a, b, false);
   end = -1;
   if (sscanf(line, "DURABLE %lld %lld %n", &a, &b, &end) == 2 && end >= 0 && !line[end]) return serve_write(s, a, b, true);
   end = -1;
-  if (sscanf(line, "BRANCH %lld %n", &a, &end) == 1 && end >= 0 && !line[end]) return serve_branch(s, a);
+  if (sscanf(line, "BRANCH %lld %n", &a, &end) == 1 && end >= 0 && !line[end])
+    return serve_query(s, CLASS_BRANCH, "BRANCH", Q_BRANCH, a);
   bool fits = sscanf(line, "%*s %lld %lld %n", &a, &b, &end) == 2 && a >= 1 && a <= 1000000 && b >= 1 && b <= 256;
   if (fits && end >= 0 && !line[end] && strncmp(line, "RANK ", 5) == 0) return serve_hog(s, HOG_RANK, a, b);
   if (fits && end >= 0 && !line[end] && strncmp(line, "EXPORT ", 7) == 0) return serve_hog(s, HOG_EXPORT, a, b);

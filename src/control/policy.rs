@@ -186,7 +186,8 @@ impl WhyNot {
             WhyNot::FreesNobody => "frees nobody: others block its waiters too",
             WhyNot::NotContended => "frees only resources below the contention threshold",
             WhyNot::HardlyUsed => {
-                "has used the resource at its own pace for no longer than is usual or the objective allows"
+                "has used the resource at its own pace, or others have waited for it, for no longer than is usual or the \
+                 objective allows"
             }
             WhyNot::HardlyIdle => "is between two requests: its client may go on at any moment",
             WhyNot::SoonDone => "will soon be done",
@@ -409,8 +410,14 @@ impl<'a> Chooser<'a> {
             if u.role == Role::Bars && u.behind_ns < min_ns.max(usual_ns) {
                 continue;
             }
+            // Nor may the holder go before the head can be judged: until the head came nobody waited for the holder.
+            let barring_ns = min_ns / BARS_PART;
+            let bars = match (u.role, self.estimate.resources[r].kind) {
+                (Role::Holds, ResourceKind::Lock) | (Role::Through, _) => u.waited_ns >= barring_ns,
+                _ => true,
+            };
             let min_ns = match u.role {
-                Role::Bars => min_ns / BARS_PART,
+                Role::Bars => barring_ns,
                 // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.
                 Role::Occupies => min_ns.max(usual_ns).max(self.params.min_occupation_ns),
                 // On a busy machine ordinary requests, too, have had the CPU for a moment.
@@ -420,7 +427,7 @@ impl<'a> Chooser<'a> {
                 Role::Holds | Role::Through => min_ns.max(usual_ns),
             };
             // Where all take their short turns at a lock or a server, they have waited for those who had it before too.
-            let used_it = u.usage_ns >= min_ns && u.usage_ns >= u.waited_ns / EXPLAINS_PART;
+            let used_it = bars && u.usage_ns >= min_ns && u.usage_ns >= u.waited_ns / EXPLAINS_PART;
             contended |= contends;
             used |= contends && used_it;
             if used_it && u.gain_ns >= least_ns as f64 {

@@ -29,6 +29,9 @@ const FAMILY_DEPTH: usize = 16;
 /// Averages are learnt this often, from at least so many acquisitions.
 const USUAL_EVERY_NS: u64 = 1_000_000_000;
 const USUAL_LEAST: u64 = 20;
+/// Of fewer who give a lock back nothing is said: one of them may be the culprit that was cancelled, and locks are looked at
+/// again at once.
+const TURNOVER_LEAST: u64 = 3;
 
 /// Everything that only grows, at one time.
 #[derive(Default)]
@@ -248,8 +251,9 @@ impl Collector {
             let (mut trace, stable) = slot.trace.view_as(since_ns, &mut holdings, |trace, h| times.holding(trace, h));
             count_unstable(region, stable);
             for h in &holdings {
-                let total = &mut totals[h.resource as usize % MAX_RESOURCES].hold_ns;
-                *total = total.wrapping_add(h.held_ns);
+                let total = &mut totals[h.resource as usize % MAX_RESOURCES];
+                total.hold_ns = total.hold_ns.wrapping_add(h.held_ns);
+                total.held = total.held.wrapping_add(h.amount);
                 let running = &mut running_ns[h.resource as usize % MAX_RESOURCES];
                 *running = running.wrapping_add(h.held_ns.min(measured_ns));
             }
@@ -349,14 +353,19 @@ impl Collector {
                 let (untracked_waiting, untracked_oldest_wait_ns) = untracked(entry, now_ns);
                 let hold_ns = grown(now.hold_ns, before.hold_ns);
                 let acquired = grown(now.acquired, before.acquired);
+                let gone_ns = hold_ns.saturating_sub(running_ns[id as usize]);
+                // Not those who acquired: a crowd of readers that came in together before the window leaves in it.
+                let given_back = acquired.saturating_add(before.held).saturating_sub(now.held);
+                let kind = entry.kind().unwrap_or(ResourceKind::Lock);
+                let least = if kind == ResourceKind::Lock { TURNOVER_LEAST } else { 1 };
                 window.resources.push(ResourceWindow {
                     id,
-                    kind: entry.kind().unwrap_or(ResourceKind::Lock),
+                    kind,
                     name: entry.name(),
                     wait_ns: grown(now.wait_ns, before.wait_ns),
                     hold_ns,
                     usual_hold_ns: self.usual[id as usize].hold_ns,
-                    turnover_ns: hold_ns.saturating_sub(running_ns[id as usize]).checked_div(acquired).unwrap_or(0),
+                    turnover_ns: if given_back < least { 0 } else { gone_ns / given_back },
                     servers: entry.servers.load(Relaxed),
                     acquired,
                     evicted: grown(now.evicted, before.evicted),
@@ -539,8 +548,9 @@ fn add_running(trace: &TraceView, times: &Times, totals: &mut Totals) {
         *total = total.wrapping_add(times.now_ns.saturating_sub(times.since(wait.since_ns)));
     }
     for held in &trace.held {
-        let total = &mut totals[held.resource as usize].hold_ns;
-        *total = total.wrapping_add(times.now_ns.saturating_sub(times.since(held.since_ns)));
+        let total = &mut totals[held.resource as usize];
+        total.hold_ns = total.hold_ns.wrapping_add(times.now_ns.saturating_sub(times.since(held.since_ns)));
+        total.held = total.held.wrapping_add(held.amount);
     }
 }
 
@@ -813,6 +823,28 @@ mod tests {
         }
         let w = c.window(&r, t0 + 200 * MS, 100 * MS, true);
         assert_eq!(w.resources[0].turnover_ns, 5 * MS);
+    }
+
+    #[test]
+    fn a_crowd_that_came_in_before_the_window_and_leaves_in_it_turns_over() {
+        // Seen in the simulation: the last of a crowd of readers looked like a monopolist, for nobody had come in lately.
+        let (r, me, lock) = setup();
+        let readers: Vec<u64> = (0..6).map(|key| r.begin_task(me, key, 0).unwrap()).collect();
+        let t0 = r.now_ns();
+        readers.iter().for_each(|&t| r.task(t).unwrap().trace.acquire(t0, 0, lock, 0, 1));
+        let mut c = Collector::default();
+        c.window(&r, t0 + 100 * MS, 100 * MS, false);
+        c.measure_resources(&r);
+        for (n, &t) in readers.iter().enumerate().take(4) {
+            r.task(t).unwrap().trace.release(t0 + (120 + 20 * n as u64) * MS, lock, 0, 1);
+        }
+        let w = c.window(&r, t0 + 200 * MS, 100 * MS, true);
+        // 20, 40, 60 and 80 ms of the window.
+        assert_eq!((w.resources[0].acquired, w.resources[0].turnover_ns), (0, 50 * MS));
+        // Two are too few to speak for all: one may be a culprit that was cancelled.
+        readers.iter().skip(4).for_each(|&t| r.task(t).unwrap().trace.release(t0 + 290 * MS, lock, 0, 1));
+        let w = c.window(&r, t0 + 300 * MS, 100 * MS, true);
+        assert_eq!(w.resources[0].turnover_ns, 0);
     }
 
     #[test]

@@ -9,7 +9,6 @@
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
 use super::estimator::{Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
-use super::graph::LONG_TURNOVERS;
 use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window, CPU};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
@@ -17,12 +16,15 @@ use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, 
 const MEMBER_SHARE: f64 = 0.10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
+/// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
+/// the mean, and a busy server has those; of twenty times there is one in half a billion.
+const NOW_TIMES: u64 = 20;
 /// Whoever has had what others wait for, for less than this part of the longest wait, is not what they wait for.
 const EXPLAINS_PART: u64 = 2;
 /// A queue makes people late if they wait in it for this part of what makes them late.
 const QUEUE_PART: u64 = 4;
 /// Memory (and the machine) slows all who use it: if no more than these are late they only just are.
-const MEMORY_LATE: f64 = 0.05;
+const MEMORY_LATE: f64 = 0.10;
 /// A queue's head need have barred it only for this part of what a holder must have held.
 const BARS_PART: u64 = 5;
 /// A cancelled task holds on until its work is undone: that is taken off its gain, but an estimate of it is no more than
@@ -400,7 +402,7 @@ impl<'a> Chooser<'a> {
             // Nobody who has a lock for about as long as everybody has it monopolises it: as long as in calm times, or as
             // now that all are slow (a starved CPU).
             let usual = |w: &ResourceWindow| {
-                let now_ns = w.turnover_ns.saturating_mul(LONG_TURNOVERS);
+                let now_ns = w.turnover_ns.saturating_mul(NOW_TIMES);
                 w.usual_hold_ns.saturating_mul(USUAL_TIMES).max(now_ns)
             };
             let usual_ns = self.window.resources.get(r).map_or(0, usual);

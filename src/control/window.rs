@@ -49,7 +49,8 @@ pub struct ResourceWindow {
     pub hold_ns: u64,
     /// For how long it is held on average in calm times (LOCK, QUEUE); 0 = not known.
     pub usual_hold_ns: u64,
-    /// For how long those held it who gave it back in the window, on average (LOCK, QUEUE); 0 = nobody did.
+    /// For how long those held it in the window who gave it back in it, on average (LOCK, QUEUE); 0 = nobody did, or (LOCK) too
+    /// few to say.
     pub turnover_ns: u64,
     /// QUEUE: how many servers it has; CPU: processors the host may use. 0 = not told.
     pub servers: u64,

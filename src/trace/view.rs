@@ -34,6 +34,8 @@ pub struct ResourceTotals {
     pub hold_ns: u64,
     pub acquired: u64,
     pub evicted: u64,
+    /// What is held now; no sum over the slots' lives, and filled in by whoever reads their holdings.
+    pub held: u64,
 }
 
 /// By resource number.

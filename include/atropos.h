@@ -217,7 +217,8 @@ typedef struct atropos_edge {
 typedef size_t (*atropos_edge_fn)(struct atropos_edge *edges, size_t max, void *arg);
 
 /**
- * Fills in how far a task is (rows processed, rows expected; `total` 0 = unknown) and returns 1, or 0 when it does not know.
+ * Fills in how far a task is (rows processed, rows expected; `total` 0 = unknown) and returns 1; 0 when it does not know; -1
+ * when nothing can cancel the task just now, such as in the middle of a commit: it is left alone.
  * Called by the thread that runs the controller, for those who might be cancelled; wins over atropos_progress.
  */
 typedef int (*atropos_progress_fn)(atropos_task_t task,

@@ -4,7 +4,7 @@
 
 enum { WAITERS = 4 };
 static _Atomic uint64_t waiting[WAITERS], holder;
-static atomic_int edge_calls, kind_unknown, cost_calls, progress_calls, waiters_stop, blocked_by_calls_too;
+static atomic_int edge_calls, kind_unknown, cost_calls, progress_calls, waiters_stop, blocked_by_calls_too, commits;
 static atropos_resource_t lock;
 
 static size_t edge_source(atropos_edge *edges, size_t max, void *arg) {
@@ -58,6 +58,7 @@ static int progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t 
   CHECK(arg == &progress_calls && task != 0);
   atomic_fetch_add(&progress_calls, 1);
   if (key != CULPRIT_KEY) return 0;
+  if (atomic_load(&commits)) return -1;
   *done = 1, *total = 4;
   return 1;
 }
@@ -73,6 +74,13 @@ static void one_stall(const char *how) {
   uint64_t begin = now_ns();
   pthread_t threads[WAITERS];
   for (uintptr_t i = 0; i < WAITERS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, waiter, (void *)i), 0);
+  if (atomic_load(&commits)) {
+    /* The controller looks again and again, and leaves it alone until it no longer commits. */
+    int looked = atomic_load(&progress_calls);
+    WAIT_FOR(20, atomic_load(&progress_calls) > looked + 8);
+    CHECK_EQ(atomic_load(&cancels), 0);
+    atomic_store(&commits, 0);
+  }
   WAIT_FOR(20, atomic_load(&cancels) > 0);
   printf("%s: %.1f ms\n", how, (double)(now_ns() - begin) / 1e6);
   atomic_store(&holder, 0);
@@ -117,6 +125,8 @@ int main(void) {
   int quarters = 0;
   CHECK(atropos_decisions(see_decision, &quarters) > 0);
   CHECK_EQ(quarters, 1);
+  atomic_store(&commits, 1);
+  one_stall("after a commit");
   CHECK_EQ(atropos_controller_stop(), ATROPOS_OK);
   CHECK_EQ(atropos_shutdown(), ATROPOS_OK);
   return 0;

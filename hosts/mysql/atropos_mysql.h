@@ -133,7 +133,7 @@ void atm_explain_error(Atm_session *s);
 /* ---- work.cc ---- */
 /* For atropos_set_rollback_cost; ns. */
 uint64_t atm_rollback_cost(atropos_task_t task, uint64_t key, void *);
-/* For atropos_set_progress_source: rows read of rows expected; 0 = unknown. */
+/* For atropos_set_progress_source: rows read of rows expected; 0 = unknown; -1 = it commits. */
 int atm_progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t *total, void *);
 /* Its transaction, or the last statement of it, is being undone now; the caller holds LOCK_thd_data. */
 bool atm_is_rolling_back(THD *thd);

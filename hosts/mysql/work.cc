@@ -64,6 +64,9 @@ int atm_progress(atropos_task_t task, uint64_t key, uint64_t *done, uint64_t *to
   const Atm_session *s = atm_session_by_id(key);
   if (s == nullptr || s->task.load() != task || !s->running.load()) return 0;
   THD *thd = s->thd;
+  /* It keeps its rows until the log is on the disk, and heeds no kill: when the disk stands still for a moment all who
+     commit look like monopolists of what they have changed. Set by ha_commit_trans() and left with the next stage. */
+  if (thd->proc_info() == stage_waiting_for_handler_commit.m_name) return -1;
   thd->lock_query_plan();
   const double expected = rows_expected(thd);
   thd->unlock_query_plan();

@@ -137,15 +137,29 @@ pub fn run(task: u64, key: u64, owner_pid: u32, request: &Request, wanted: impl 
     }
 }
 
-/// (done, total) of a task by the host's word; None = the host does not know.
-pub fn progress(task: u64, key: u64) -> Option<(u64, u64)> {
-    let (function, argument) = PROGRESS.get()?;
+/// How far a task is, by the host's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Unknown,
+    Known {
+        done: u64,
+        total: u64,
+    },
+    /// It commits, and so will be done without our doing, or could not heed a cancel.
+    Uncancellable,
+}
+
+/// Asks the host how far a task is.
+pub fn progress(task: u64, key: u64) -> Progress {
+    let Some((function, argument)) = PROGRESS.get() else { return Progress::Unknown };
     let (mut done, mut total) = (0, 0);
     let _inside = InHost::enter();
     // SAFETY: `function` was given as an atropos_progress_fn; both numbers live through the call.
-    let known =
-        unsafe { std::mem::transmute::<usize, ProgressFn>(function)(task, key, &mut done, &mut total, argument) };
-    (known == 1).then_some((done, total))
+    match unsafe { std::mem::transmute::<usize, ProgressFn>(function)(task, key, &mut done, &mut total, argument) } {
+        1 => Progress::Known { done, total },
+        -1 => Progress::Uncancellable,
+        _ => Progress::Unknown,
+    }
 }
 
 /// What undoing a task's work would take, ns, by the host's word; 0 = none or unknown.

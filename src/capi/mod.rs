@@ -222,7 +222,8 @@ pub type atropos_edge_fn =
     Option<unsafe extern "C" fn(edges: *mut atropos_edge, max: usize, arg: *mut c_void) -> usize>;
 /// Level: 1 error, 2 warning, 3 notice, 4 debug. Called only by threads inside init, reload, tick, controller or agent.
 pub type atropos_log_fn = Option<unsafe extern "C" fn(level: c_int, message: *const c_char, arg: *mut c_void)>;
-/// Fills in how far a task is (rows processed, rows expected; `total` 0 = unknown) and returns 1, or 0 when it does not know.
+/// Fills in how far a task is (rows processed, rows expected; `total` 0 = unknown) and returns 1; 0 when it does not know; -1
+/// when nothing can cancel the task just now, such as in the middle of a commit: it is left alone.
 /// Called by the thread that runs the controller, for those who might be cancelled; wins over atropos_progress.
 pub type atropos_progress_fn = Option<
     unsafe extern "C" fn(task: atropos_task_t, key: u64, done: *mut u64, total: *mut u64, arg: *mut c_void) -> c_int,

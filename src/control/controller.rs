@@ -12,7 +12,7 @@ use super::policy::{choose, Choice, Pick, PolicyParams};
 use super::retry::{bit_of, Outcome as RetryOutcome, Retries, RetryParams};
 use super::verify::{Pending, Verdict};
 use super::window::{Edge, EdgeKind, TaskId, Window};
-use crate::cancel::action::{self, Level};
+use crate::cancel::action::{self, Level, Progress};
 use crate::cancel::mailbox::Request;
 use crate::cancel::retry::Cancelled;
 use crate::config::{ClockChoice, Config, Mode};
@@ -823,9 +823,14 @@ fn ask_host(estimate: &Estimate, window: &mut Window) -> bool {
     for candidate in most.into_iter().take(MAX_ASKED) {
         let task = &mut window.tasks[candidate.index];
         task.rollback_ns = action::rollback_cost_ns(task.id, task.key);
-        if let Some(progress) = action::progress(task.id, task.key) {
-            task.progress = Some(progress);
-            learnt = true;
+        match action::progress(task.id, task.key) {
+            Progress::Known { done, total } => {
+                task.progress = Some((done, total));
+                learnt = true;
+            }
+            // Of the window, so nothing has to be estimated again.
+            Progress::Uncancellable => task.cancellable = false,
+            Progress::Unknown => {}
         }
     }
     learnt

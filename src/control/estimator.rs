@@ -292,7 +292,8 @@ impl Estimate {
 
     /// A task's candidacy, if it stands in anybody's way.
     pub fn candidate(&self, task: TaskId) -> Option<&Candidate> {
-        self.candidates.iter().find(|c| c.task == task)
+        // Ascending by task.
+        self.candidates.binary_search_by_key(&task, |c| c.task).ok().map(|at| &self.candidates[at])
     }
 
     fn uses_of(&self, id: ResourceId) -> impl Iterator<Item = &Use> {

@@ -9,7 +9,7 @@
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
 use super::estimator::{Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
-use super::window::{ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window, CPU};
+use super::window::{is_system, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window, CPU};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
@@ -19,6 +19,14 @@ const USUAL_TIMES: u64 = 5;
 /// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
 /// the mean, and a busy server has those; of twenty times there is one in half a billion.
 const NOW_TIMES: u64 = 20;
+/// Where so many who wait for nothing and bar nobody are late as well, and they are this part of all who are late, something
+/// else holds the server up (the disk of its log, a starved machine), and locks are only held until that is over:
+const STANDING_LEAST: usize = 3;
+const STANDING_PART: usize = 5;
+/// a culprit has held its lock for this many times as long as those have stood.
+const STANDING_TIMES: u64 = 3;
+/// They have stood for at most this many times the longest wait for a lock: who is older is a report that takes its time.
+const STANDING_AGE_TIMES: u64 = 2;
 /// Whoever has had what others wait for, for less than this part of the longest wait, is not what they wait for.
 const EXPLAINS_PART: u64 = 2;
 /// A queue makes people late if they wait in it for this part of what makes them late.
@@ -261,6 +269,8 @@ struct Late {
     tasks: Vec<TaskId>,
     /// Per resource without holders that block in particular: does it make anybody late?
     waiting: Vec<bool>,
+    /// For how long those have stood whom nothing that is traced holds up, ns (the median); 0 = too few to matter.
+    standing_ns: u64,
 }
 
 impl Late {
@@ -282,7 +292,23 @@ impl Late {
                 waiting[r] |= estimate.resources[r].kind == ResourceKind::Queue;
             }
         }
-        Late { tasks, waiting }
+        let standing_ns = Self::standing_ns(estimate, window, late_ns, tasks.len());
+        Late { tasks, waiting, standing_ns }
+    }
+
+    fn standing_ns(estimate: &Estimate, window: &Window, late_ns: u64, late: usize) -> u64 {
+        let waits = window.tasks.iter().flat_map(|t| &t.waits);
+        let longest_ns = waits.filter(|w| !is_system(w.resource)).map(|w| w.waited_ns).max().unwrap_or(0);
+        let ages = late_ns..=longest_ns.saturating_mul(STANDING_AGE_TIMES);
+        let stands = |t: &&TaskView| {
+            t.in_request && t.waits.is_empty() && ages.contains(&t.age_ns) && estimate.candidate(t.id).is_none()
+        };
+        let mut standing: Vec<u64> = window.tasks.iter().filter(stands).map(|t| t.age_ns).collect();
+        if standing.len() < STANDING_LEAST || standing.len() * STANDING_PART < late {
+            return 0;
+        }
+        standing.sort_unstable();
+        standing[standing.len() / 2]
     }
 }
 
@@ -405,7 +431,10 @@ impl<'a> Chooser<'a> {
                 let now_ns = w.turnover_ns.saturating_mul(NOW_TIMES);
                 w.usual_hold_ns.saturating_mul(USUAL_TIMES).max(now_ns)
             };
-            let usual_ns = self.window.resources.get(r).map_or(0, usual);
+            let mut usual_ns = self.window.resources.get(r).map_or(0, usual);
+            if self.estimate.resources[r].kind == ResourceKind::Lock {
+                usual_ns = usual_ns.max(self.late.standing_ns.saturating_mul(STANDING_TIMES));
+            }
             // The head of a queue has barred it only since it came, while what it waits for has been held all along: by the
             // same measure the holder would always qualify first, and go though ending the head loses nothing.
             // But it bars nobody for long if those it waits for will soon be done.

@@ -15,7 +15,7 @@ use atropos::control::estimator::Estimate;
 use atropos::control::policy::Choice;
 use atropos::control::window::{ResourceKind, Window};
 use atropos::primitive::Ordering::{Acquire, Relaxed};
-use atropos::region::layout::{FLAG_IMPLICIT_REQUEST, WAITED_SHIFT};
+use atropos::region::layout::{FLAG_IMPLICIT_REQUEST, FLAG_UNCANCELLABLE, WAITED_SHIFT};
 use atropos::region::owner::ProcessId;
 use atropos::region::tasks::index_of;
 use atropos::region::Region;
@@ -58,8 +58,19 @@ pub enum Ablation {
     NoInFlightAge,
 }
 
+/// What a host says of a session that waits for the log, and holds its locks meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Commits {
+    /// That it waits, and for nobody.
+    Wait,
+    /// That nothing can cancel it just now.
+    Uncancellable,
+    Untold,
+}
+
 struct RegionTap<'a> {
     region: &'a Region,
+    commits: Commits,
     handles: Vec<u64>,
 }
 
@@ -118,6 +129,15 @@ impl Tap for RegionTap<'_> {
         slot.trace.progress(0, 0);
     }
 
+    fn commit(&mut self, session: usize, waits: bool) {
+        match self.commits {
+            Commits::Wait if waits => self.wait(session, Res::Log, 0),
+            Commits::Wait => self.abandon(session, Res::Log),
+            Commits::Uncancellable => self.slot(session).set_flag(FLAG_UNCANCELLABLE, waits),
+            Commits::Untold => {}
+        }
+    }
+
     fn acknowledge(&mut self, session: usize) {
         let slot = self.slot(session);
         slot.acknowledged_scope.store(slot.scope.load(Relaxed), Relaxed);
@@ -166,6 +186,7 @@ pub struct Terms {
     pub progress: Progress,
     /// The host answers who blocks whom (else it is inferred from what is held).
     pub edges: bool,
+    pub commits: Commits,
     pub seed: u64,
 }
 
@@ -188,6 +209,7 @@ pub fn run(
         (Res::Lock, "table lock", ResourceKind::Lock),
         (Res::Pool, "buffer pool", ResourceKind::Memory),
         (Res::Workers, "worker", ResourceKind::Queue),
+        (Res::Log, "log", ResourceKind::Lock),
     ] {
         let id = h.register(name, kind).map_err(|e| e.text)?;
         assert_eq!(id, res as u32, "a fresh region numbers from 1");
@@ -208,7 +230,7 @@ pub fn run(
         slot.request_end_ns.store(EPOCH_NS, Relaxed);
         handle
     });
-    let mut tap = RegionTap { region: &region, handles: handles.collect() };
+    let mut tap = RegionTap { region: &region, commits: terms.commits, handles: handles.collect() };
     // Once: other threads' controllers ask at any time.
     static SET: Once = Once::new();
     SET.call_once(|| EDGES.set(edges_now as *const () as usize, std::ptr::null_mut(), 0));

@@ -24,6 +24,7 @@ pub enum Res {
     Lock = 1,
     Pool = 2,
     Workers = 3,
+    Log = 4,
 }
 
 /// The tracepoints of the model. `session` is a number from 0.
@@ -39,6 +40,8 @@ pub trait Tap {
     fn evicted(&mut self, _session: usize, _amount: u64) {}
     /// A unit of work (a transaction) begins or is over.
     fn work(&mut self, _session: usize, _on: bool) {}
+    /// It begins or ends to wait for the log.
+    fn commit(&mut self, _session: usize, _waits: bool) {}
     /// A cancel has been noticed.
     fn acknowledge(&mut self, _session: usize) {}
 }
@@ -189,6 +192,8 @@ pub struct Spec {
     pub shapes: Vec<Shape>,
     /// Ordinary requests need this many times as long between two times.
     pub slow: Option<(u64, u64, f64)>,
+    /// From, to: nobody who has written can commit meanwhile.
+    pub log_stalls: Vec<(u64, u64)>,
     /// Clients give up after this and send again, at most twice; 0 = never.
     pub timeout_ns: u64,
     pub long: Vec<LongTask>,
@@ -210,6 +215,9 @@ impl Spec {
     }
 }
 
+/// Steps of an ordinary request, at most.
+const SCRIPT: usize = 7;
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Worker,
@@ -217,7 +225,12 @@ enum Step {
     Delay(u64),
     Lock(u32, Mode),
     Touch(u32),
-    Scan { pages: u64, fill_ns: u64 },
+    /// Waits for the log, where that stands still.
+    Commit,
+    Scan {
+        pages: u64,
+        fill_ns: u64,
+    },
     EndRequest,
 }
 
@@ -485,7 +498,7 @@ impl Host {
         }
     }
 
-    fn ordinary(spec: &Spec, rng: &mut Rng, now_ns: u64) -> (u16, [Option<Step>; 6]) {
+    fn ordinary(spec: &Spec, rng: &mut Rng, now_ns: u64) -> (u16, [Option<Step>; SCRIPT]) {
         let mut class = 0;
         let mut u = rng.unit();
         while class + 1 < spec.classes.len() && u >= spec.classes[class].share {
@@ -498,13 +511,15 @@ impl Host {
         let delay = rng.exponential(1.0) * c.delay_ns * slow;
         let (hot, which, write) = (rng.chance(spec.hot_share), rng.whole(0, spec.tables as u64 - 1), rng.unit());
         let table = if hot { 0 } else { which as u32 };
+        let write = write < spec.write_share;
         let script = [
             (spec.workers > 0).then_some(Step::Worker),
             Some(Step::Cpu(cpu * 0.3)),
-            Some(Step::Lock(table, if write < spec.write_share { spec.write_mode } else { Mode::ReadRows })),
+            Some(Step::Lock(table, if write { spec.write_mode } else { Mode::ReadRows })),
             spec.pool.map(|p| Step::Touch(p.touch)),
             Some(Step::Cpu(cpu * 0.7)),
             (delay >= 1.0).then_some(Step::Delay(delay as u64)),
+            (write && !spec.log_stalls.is_empty()).then_some(Step::Commit),
         ];
         (class as u16, script)
     }
@@ -517,7 +532,7 @@ impl Host {
         &mut self.buckets[index]
     }
 
-    fn arrive<T: Tap>(&mut self, (class, script): (u16, [Option<Step>; 6]), attempts: u8, tap: &mut T) {
+    fn arrive<T: Tap>(&mut self, (class, script): (u16, [Option<Step>; SCRIPT]), attempts: u8, tap: &mut T) {
         let now_ns = self.now_ns;
         self.bucket(now_ns).0 += 1;
         let Some(s) = self.free.pop() else {
@@ -621,6 +636,13 @@ impl Host {
                 }
                 self.sleep(s, ns);
             }
+            Step::Commit => match self.spec.log_stalls.iter().find(|s| (s.0..s.1).contains(&self.now_ns)) {
+                Some(stall) => {
+                    tap.commit(s, true);
+                    self.sleep(s, stall.1 - self.now_ns);
+                }
+                None => self.step_on(s),
+            },
             Step::Lock(table, mode) => {
                 let lock = &mut self.locks[table as usize];
                 if lock.admits(mode, lock.queue.len()) {
@@ -769,6 +791,9 @@ impl Host {
     /// The request (or transaction) is over; everything it holds comes back.
     fn finish<T: Tap>(&mut self, s: usize, ok: bool, tap: &mut T) {
         self.leave(s);
+        if !self.spec.log_stalls.is_empty() {
+            tap.commit(s, false);
+        }
         self.sessions[s].busy = false;
         let locks = std::mem::take(&mut self.sessions[s].locks);
         for &table in &locks {
@@ -975,6 +1000,7 @@ mod tests {
             rate_per_s: 1e-4,
             shapes: Vec::new(),
             slow: None,
+            log_stalls: Vec::new(),
             timeout_ns: 0,
             long: long.collect(),
         })

@@ -250,7 +250,7 @@ fn missed(moments: &mut [(Vec<Task>, Option<Moment>)], picked: &[Task]) -> Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::{Progress, Terms};
+    use crate::drive::{Commits, Progress, Terms};
     use crate::host::{Act, ClassSpec, LongTask, Mode, Spec};
     use crate::scenario::Family;
     use atropos::config::Config;
@@ -284,10 +284,17 @@ mod tests {
             rate_per_s: 500.0,
             shapes: Vec::new(),
             slow: None,
+            log_stalls: Vec::new(),
             timeout_ns: 0,
             long: acts.iter().map(long).collect(),
         };
-        let terms = Terms { config: Config::default(), progress: Progress::Exact, edges: false, seed: 5 };
+        let terms = Terms {
+            config: Config::default(),
+            progress: Progress::Exact,
+            edges: false,
+            commits: Commits::Wait,
+            seed: 5,
+        };
         Scenario { family: Family::LockOne, spec: Arc::new(spec), terms, end_ns: 10 * SECOND }
     }
 

@@ -1,6 +1,6 @@
 //! Seeded random scenarios: a server, its load, and what goes wrong.
 
-use crate::drive::{Progress, Terms};
+use crate::drive::{Commits, Progress, Terms};
 use crate::host::{Act, ClassSpec, Host, LongTask, Mode, NoTap, PoolSpec, Shape, Spec, MS, SECOND};
 use crate::rng::Rng;
 use atropos::config::Config;
@@ -25,6 +25,7 @@ pub enum Family {
     Surge,
     Slowdown,
     LockDemand,
+    LogStalls,
     FewWorkers,
     RetryStorm,
     LockOne,
@@ -43,7 +44,7 @@ pub enum Family {
 use Family::*;
 
 impl Family {
-    pub const ALL: [Family; 24] = [
+    pub const ALL: [Family; 25] = [
         Calm,
         Busy,
         Bursts,
@@ -55,6 +56,7 @@ impl Family {
         Surge,
         Slowdown,
         LockDemand,
+        LogStalls,
         FewWorkers,
         RetryStorm,
         LockOne,
@@ -84,6 +86,7 @@ impl Family {
             Surge => "more requests than the processors can serve",
             Slowdown => "every request takes 3..8 times as long",
             LockDemand => "everybody's short turns at one lock exceed its time",
+            LogStalls => "the log's disk stands still now and then, and whoever commits holds rows meanwhile",
             FewWorkers => "requests get slow until all workers are taken",
             RetryStorm => "a surge, and clients that give up and send again",
             LockOne => "one task holds a table everybody needs",
@@ -103,7 +106,7 @@ impl Family {
     fn weight(self) -> u64 {
         match self {
             Calm | Busy | Bursts | Ramp | Drift | HarmlessLong | HotRows | Blips => 5,
-            Surge | Slowdown | LockDemand | FewWorkers | RetryStorm => 4,
+            Surge | Slowdown | LockDemand | LogStalls | FewWorkers | RetryStorm => 4,
             LockOne | LockMany => 5,
             Processors => 1,
             _ => 4,
@@ -173,6 +176,7 @@ fn build(seed: u64, family: Family, rng: &mut Rng) -> Scenario {
         rate_per_s,
         shapes: Vec::new(),
         slow: None,
+        log_stalls: Vec::new(),
         timeout_ns: 0,
         long: Vec::new(),
     };
@@ -231,7 +235,8 @@ fn build(seed: u64, family: Family, rng: &mut Rng) -> Scenario {
     let end_ns = last_ns.max(onset_ns + lasts_ns).min(LONGEST_NS - 1500 * MS) + 1500 * MS;
     // Who holds is not who blocks where locks are shared: such a host knows it, and says so.
     let edges = rng.chance(0.5) || spec.shared_locks();
-    let terms = Terms { config, progress: Progress::Exact, edges, seed };
+    let commits = if rng.chance(0.5) { Commits::Wait } else { Commits::Uncancellable };
+    let terms = Terms { config, progress: Progress::Exact, edges, commits, seed };
     Scenario { family, spec: Arc::new(spec), terms, end_ns }
 }
 
@@ -379,6 +384,21 @@ impl Builder<'_> {
                 self.spec.write_share = (busy * self.spec.tables as f64 / (self.spec.rate_per_s * hold_s)).min(1.0);
                 self.spec.slow = Some((onset_ns, until_ns, self.rng.between(2.5, 4.0)));
             }
+            LogStalls => {
+                // Rows are many small "tables": of those who stand still before the log some are waited for, most are not.
+                self.spec.write_mode = Mode::Exclusive;
+                self.spec.tables = self.rng.whole(10, 100) as u32;
+                self.spec.hot_share = self.rng.between(0.0, 0.05);
+                let busy = self.rng.between(0.02, 0.2);
+                let hold_s = self.mean_ns() / 1e9;
+                self.spec.write_share = (busy * self.spec.tables as f64 / (self.spec.rate_per_s * hold_s)).min(1.0);
+                let mut start_ns = onset_ns;
+                for _ in 0..self.rng.whole(1, 6) {
+                    let end_ns = start_ns + (self.rng.log_between(50.0, 800.0) * 1e6) as u64;
+                    self.spec.log_stalls.push((start_ns, end_ns));
+                    start_ns = end_ns + (self.rng.between(0.2, 2.0) * 1e9) as u64;
+                }
+            }
             LockOne => {
                 let table = self.used_table();
                 self.push(Act::Lock { table, mode: Mode::Exclusive });
@@ -461,7 +481,14 @@ impl Builder<'_> {
 /// Learns what is normal of each class from a run in which nothing happens: late is what is over the objective, a fifth
 /// over that run's p99. Returns the largest p99, ns.
 fn calibrate(spec: &mut Spec) -> u64 {
-    let quiet = Spec { shapes: Vec::new(), slow: None, long: Vec::new(), timeout_ns: 0, ..spec.clone() };
+    let quiet = Spec {
+        shapes: Vec::new(),
+        slow: None,
+        log_stalls: Vec::new(),
+        long: Vec::new(),
+        timeout_ns: 0,
+        ..spec.clone()
+    };
     let mut host = Host::new(Arc::new(quiet));
     host.latencies = Some(vec![Vec::new(); spec.classes.len()]);
     host.run(4 * SECOND, &mut NoTap);

@@ -202,6 +202,33 @@ fn the_report_never_goes_before_the_alter_can_be_judged() {
 }
 
 #[test]
+fn where_the_whole_server_stands_still_nobody_is_blamed_for_the_lock_it_happens_to_hold() {
+    // Seen on MySQL while the disk of the log stood still: 1 and 2 hold rows, five and four wait for them, and twelve more
+    // run and are just as late without waiting for anything that is traced.
+    let stalled = |held_ms: u64, others: u64| {
+        let mut s = one_lock();
+        for (id, waiters) in [(1, 5), (2, 4)] {
+            s.task(id, held_ms);
+            s.holds(id, 1, id, held_ms);
+            for w in 0..waiters {
+                s.task(id * 10 + w, 100);
+                s.waits(id * 10 + w, 1, id, 100);
+            }
+        }
+        (0..others).for_each(|n| {
+            s.task(100 + n, 95);
+        });
+        let params =
+            PolicyParams { min_gain_ns: 100 * MS, late_ns: 20 * MS, min_relief: 0.1, ..PolicyParams::default() };
+        let choice = choose(&s.estimate(), &s.window, &params, 4);
+        choice.picks.iter().map(|p| p.task).collect::<Vec<_>>()
+    };
+    assert!(stalled(127, 12).is_empty());
+    assert!(!stalled(127, 2).is_empty(), "two prove nothing");
+    assert!(!stalled(290, 12).is_empty(), "who has held so much longer is in the way all the same");
+}
+
+#[test]
 fn an_important_alter_lets_the_report_go_instead() {
     let mut s = queued_ddl(15);
     s.get(2).priority = 10;

@@ -108,6 +108,7 @@ int main(void) {
   c.region_path = "no such folder/region";
   CHECK_EQ(atropos_init(&c), ATROPOS_E_IO);
   CHECK_HAS(last_error(), "no such folder/region");
+  free(bad);
   return 0;
 }
 

@@ -70,7 +70,11 @@ pub fn library() -> &'static Library {
         assert!(done.status.success(), "building the library failed:\n{}", String::from_utf8_lossy(&done.stderr));
         let archive = out.join("libatropos.a");
         let shared = out.join(atropos_link::SONAME);
-        atropos_link::shared(&archive, &shared).unwrap_or_else(|why| panic!("{why}"));
+        let link = match watch().sanitizer() {
+            Some(_) => atropos_link::shared_for_sanitizer,
+            None => atropos_link::shared,
+        };
+        link(&archive, &shared).unwrap_or_else(|why| panic!("{why}"));
         let dir = scratch("lib");
         for name in ["libatropos.so", atropos_link::SONAME] {
             symlink(&shared, dir.join(name)).expect("a fresh folder takes a link");

@@ -63,6 +63,15 @@ pub fn parse(map: &str) -> Result<Vec<Node>, String> {
 
 /// Links `archive` to `out`, unless `out` is newer than all that it is made of.
 pub fn shared(archive: &Path, out: &Path) -> Result<(), String> {
+    link(archive, out, &[])
+}
+
+/// The same of an archive that calls a sanitizer's run time, which the program brings.
+pub fn shared_for_sanitizer(archive: &Path, out: &Path) -> Result<(), String> {
+    link(archive, out, &["-Wl,-z,undefs"])
+}
+
+fn link(archive: &Path, out: &Path, more: &[&str]) -> Result<(), String> {
     let map = version_map();
     let changed = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified());
     if let (Ok(made), Ok(a), Ok(m)) = (changed(out), changed(archive), changed(&map)) {
@@ -78,7 +87,7 @@ pub fn shared(archive: &Path, out: &Path) -> Result<(), String> {
     cc.arg(format!("-Wl,--version-script={}", map.display()));
     // Nothing else asks for the members of the archive.
     cc.args(parse(&text)?.into_iter().flat_map(|node| node.names).map(|name| format!("-Wl,-u,{name}")));
-    cc.arg(archive).args(FLAGS).arg("-Wl,--as-needed").args(SYSTEM);
+    cc.arg(archive).args(FLAGS).args(more).arg("-Wl,--as-needed").args(SYSTEM);
     let done = cc.output().map_err(|e| {
         format!("cannot run {:?}: {e}; a C compiler is needed (Debian: apt-get install gcc)", cc.get_program())
     })?;

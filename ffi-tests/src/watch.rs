@@ -82,6 +82,8 @@ impl Watch {
                 valgrind.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite", "--num-callers=24"]);
                 // Turns: valgrind runs one thread at a time, and one that spins must not keep the others from going on.
                 valgrind.args(["--errors-for-leak-kinds=definite", "--fair-sched=yes"]);
+                let known = root().join("ffi-tests/suppressions/memcheck.supp");
+                valgrind.arg(format!("--suppressions={}", known.display()));
                 valgrind.arg(format!("--error-exitcode={FOUND}")).arg(exe);
                 valgrind
             }

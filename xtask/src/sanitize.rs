@@ -1,8 +1,8 @@
 //! `cargo xtask sanitize`: the C programs of `ffi-tests/` and the library's own tests under AddressSanitizer,
 //! ThreadSanitizer and valgrind's memcheck; and Miri, where it is installed.
 //!
-//! Run by hand, not by `cargo xtask test` (but for Miri): every C program, linked statically. `--long` adds the shared
-//! library and the library's own tests.
+//! Three steps of `cargo xtask test`: every C program, linked statically. `--long` adds the shared library and the
+//! library's own tests.
 
 use crate::dirs;
 use anyhow::{bail, Context, Result};

@@ -9,6 +9,7 @@ use super::collect::{family_head, Collector, STRIDES};
 use super::detector::{Detector, Objective, Signal, State};
 use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
 use super::policy::{choose, Choice, Pick, PolicyParams};
+use super::progress::Reports;
 use super::retry::{bit_of, Outcome as RetryOutcome, Retries, RetryParams};
 use super::verify::{Pending, Verdict};
 use super::window::{Edge, EdgeKind, TaskId, Window};
@@ -71,6 +72,7 @@ pub struct Controller {
     clock_pair: Option<(u64, u64)>,
     pending: Vec<Pending>,
     retries: Retries,
+    reports: Reports,
     /// Decisions whose effect is known and whose task may still run again.
     retriable: Vec<Decision>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
@@ -102,6 +104,7 @@ impl Controller {
             clock_pair: None,
             pending: Vec::new(),
             retries: Retries::default(),
+            reports: Reports::default(),
             retriable: Vec::new(),
             observed: None,
             log: LogFile::default(),
@@ -415,7 +418,7 @@ impl Controller {
             settles: self.pending.iter().any(Pending::settles),
             ..PolicyParams::default()
         };
-        if ask_host(&estimate, window) {
+        if ask_host(&estimate, window, &mut self.reports) {
             // Gains hang on progress.
             estimate = super::estimator::estimate(window, &params);
         }
@@ -811,27 +814,30 @@ fn kind_of(edge: &Edge, blocker: TaskId, window: &Window) -> EdgeKind {
     }
 }
 
-/// Asks the host how far those are who might be cancelled, and what undoing their work would take. True = something of
-/// their progress is known now that was not.
-fn ask_host(estimate: &Estimate, window: &mut Window) -> bool {
-    if !action::ROLLBACK_COST.is_set() && !action::PROGRESS.is_set() {
-        return false;
-    }
+/// Asks the host how far those are who might be cancelled, and what undoing their work would take; of progress that stands
+/// still nothing is known. True = something of their progress is known now that was not, or the other way round.
+fn ask_host(estimate: &Estimate, window: &mut Window, reports: &mut Reports) -> bool {
     let mut most: Vec<_> = estimate.candidates.iter().filter(|c| !c.uses.is_empty()).collect();
-    most.sort_by(|a, b| b.relief_share.total_cmp(&a.relief_share).then(a.task.cmp(&b.task)));
     let mut learnt = false;
-    for candidate in most.into_iter().take(MAX_ASKED) {
-        let task = &mut window.tasks[candidate.index];
-        task.rollback_ns = action::rollback_cost_ns(task.id, task.key);
-        match action::progress(task.id, task.key) {
-            Progress::Known { done, total } => {
-                task.progress = Some((done, total));
-                learnt = true;
+    if action::ROLLBACK_COST.is_set() || action::PROGRESS.is_set() {
+        most.sort_by(|a, b| b.relief_share.total_cmp(&a.relief_share).then(a.task.cmp(&b.task)));
+        for candidate in most.iter().take(MAX_ASKED) {
+            let task = &mut window.tasks[candidate.index];
+            task.rollback_ns = action::rollback_cost_ns(task.id, task.key);
+            match action::progress(task.id, task.key) {
+                Progress::Known { done, total } => {
+                    task.progress = Some((done, total));
+                    learnt = true;
+                }
+                // Of the window, so nothing has to be estimated again.
+                Progress::Uncancellable => task.cancellable = false,
+                Progress::Unknown => {}
             }
-            // Of the window, so nothing has to be estimated again.
-            Progress::Uncancellable => task.cancellable = false,
-            Progress::Unknown => {}
         }
+    }
+    reports.tidy(window.now_ns);
+    for candidate in most {
+        learnt |= reports.distrust(&mut window.tasks[candidate.index], window.now_ns);
     }
     learnt
 }

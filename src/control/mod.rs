@@ -13,6 +13,8 @@ pub mod estimator;
 mod graph;
 pub mod histogram;
 pub mod policy;
+#[cfg(not(loom))]
+mod progress;
 pub mod retry;
 #[cfg(not(loom))]
 pub mod sample;

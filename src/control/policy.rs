@@ -300,10 +300,15 @@ impl Late {
         let waits = window.tasks.iter().flat_map(|t| &t.waits);
         let longest_ns = waits.filter(|w| !is_system(w.resource)).map(|w| w.waited_ns).max().unwrap_or(0);
         let ages = late_ns..=longest_ns.saturating_mul(STANDING_AGE_TIMES);
-        let stands = |t: &&TaskView| {
-            t.in_request && t.waits.is_empty() && ages.contains(&t.age_ns) && estimate.candidate(t.id).is_none()
+        // Whoever has just been freed is late, and runs at its own pace: what it holds tells for how long.
+        let own_ns = |t: &TaskView| match t.holdings.iter().map(|h| h.held_ns.saturating_sub(h.waited_ns)).max() {
+            Some(held_ns) => held_ns.min(t.age_ns),
+            None => t.age_ns,
         };
-        let mut standing: Vec<u64> = window.tasks.iter().filter(stands).map(|t| t.age_ns).collect();
+        let stands = |t: &&TaskView| {
+            t.in_request && t.waits.is_empty() && ages.contains(&own_ns(t)) && estimate.candidate(t.id).is_none()
+        };
+        let mut standing: Vec<u64> = window.tasks.iter().filter(stands).map(own_ns).collect();
         if standing.len() < STANDING_LEAST || standing.len() * STANDING_PART < late {
             return 0;
         }

@@ -7,12 +7,13 @@ use std::io::Read;
 const MOST_FILE_BYTES: u64 = 1 << 20;
 
 /// What the library may do about a culprit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mode {
     /// Nothing is traced: every gate is closed.
     Off = 1,
     /// Decide and record, cancel nobody (the default).
+    #[default]
     Observe = 2,
     /// Decide, record and cancel.
     Enforce = 3,

@@ -15,11 +15,12 @@ use std::io::{Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 /// What came of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// Observe mode: nobody was told.
     WouldCancel,
     /// Told to stop.
+    #[default]
     Requested,
     /// The host says it acts on it.
     Acknowledged,
@@ -60,7 +61,7 @@ pub struct Considered {
     pub why_not: String,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Decision {
     pub id: u64,
     /// Monotonic and wall time of the decision.

@@ -79,6 +79,8 @@ fn programs(watcher: Watcher, args: &SanitizeArgs) -> Command {
         (None, true) => &mut command,
         (None, false) => command.args(["linked_static", "dlopen"]),
     };
+    // What a watcher cannot show is said by the tests themselves.
+    command.arg("--show-output");
     command.env("ATROPOS_WATCH", watcher.name());
     command
 }

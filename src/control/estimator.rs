@@ -16,7 +16,7 @@ const SYSTEM_USUAL_TIMES: u64 = 5;
 
 /// For how long a task has had a holding at its own pace. Whoever was held up itself (a deadlock's survivor, a victim of
 /// the same culprit) has not used what it held meanwhile.
-fn own_time_ns(h: &Holding) -> u64 {
+pub(super) fn own_time_ns(h: &Holding) -> u64 {
     h.held_ns.saturating_sub(h.waited_ns)
 }
 

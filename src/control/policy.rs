@@ -8,7 +8,7 @@
 //!    leaves, until every resource is under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
-use super::estimator::{Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
+use super::estimator::{own_time_ns, Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
 use super::window::{is_system, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window, CPU};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
@@ -301,7 +301,7 @@ impl Late {
         let longest_ns = waits.filter(|w| !is_system(w.resource)).map(|w| w.waited_ns).max().unwrap_or(0);
         let ages = late_ns..=longest_ns.saturating_mul(STANDING_AGE_TIMES);
         // Whoever has just been freed is late, and runs at its own pace: what it holds tells for how long.
-        let own_ns = |t: &TaskView| match t.holdings.iter().map(|h| h.held_ns.saturating_sub(h.waited_ns)).max() {
+        let own_ns = |t: &TaskView| match t.holdings.iter().map(own_time_ns).max() {
             Some(held_ns) => held_ns.min(t.age_ns),
             None => t.age_ns,
         };

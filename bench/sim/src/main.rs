@@ -66,9 +66,7 @@ fn main() -> Result<()> {
             let indices: Vec<u64> = (0..scenarios).collect();
             let runs = study::main_study(seed, &indices).map_err(|e| anyhow!(e))?;
             print!("{}", report::main_tables(&runs));
-            let stalls: Vec<&study::Run> = runs.iter().filter(|r| r.family == scenario::Family::LogStalls).collect();
-            let untold = study::again(seed, &stalls, Ablation::Nothing, |s| s.terms.commits = drive::Commits::Untold);
-            print!("\n{}", report::commits_note(&stalls, &untold.map_err(|e| anyhow!(e))?));
+            print!("\n{}", report::commits_note(seed, &runs)?);
             Ok(())
         }
         Command::One { index, seed } => one(seed, index),

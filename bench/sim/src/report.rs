@@ -48,8 +48,7 @@ pub fn write(seed: u64, scenarios: u64, out: &Path) -> Result<PathBuf> {
     let blind = study(again(seed, &aggressive, Ablation::Nothing, |s| s.terms.edges = false))?;
     let blind = [("exact, and nobody says who blocks whom", Sums::of(&blind))];
     stage("commits");
-    let stalls: Vec<&Run> = runs.iter().filter(|r| r.family == Family::LogStalls).collect();
-    let untold = study(again(seed, &stalls, Ablation::Nothing, |s| s.terms.commits = Commits::Untold))?;
+    let commits = commits_note(seed, &runs)?;
     let few: Vec<&Run> = first.iter().copied().take(runs.len() / SWEEP_PART).collect();
     let mut sweeps = Vec::new();
     for sweep in &SWEEPS {
@@ -76,7 +75,7 @@ pub fn write(seed: u64, scenarios: u64, out: &Path) -> Result<PathBuf> {
     text += &format!("![Late requests that are left]({stem}-ablations.svg)\n\n");
     text += &progress_table(&progress, &blind);
     text += &format!("![Precision and recall by what is known of progress]({stem}-progress.svg)\n\n");
-    text += &commits_note(&stalls, &untold);
+    text += &commits;
     text += &sweep_tables(&sweeps);
     text += &wrong(&runs, TOLD);
     let seconds = begun.elapsed().as_secs_f64();
@@ -250,17 +249,20 @@ fn progress_table(rows: &[(&str, Sums)], blind: &[(&str, Sums)]) -> String {
 }
 
 /// What becomes of log stalls where a host tells nothing of them; a limit of what can be known, so in no other figure.
-pub fn commits_note(told: &[&Run], untold: &[Run]) -> String {
-    let hit = |picks: &mut dyn Iterator<Item = usize>| picks.filter(|&n| n > 0).count();
-    let with = hit(&mut told.iter().map(|r| r.verdict.picks.len()));
-    let without = hit(&mut untold.iter().map(|r| r.verdict.picks.len()));
-    format!(
+pub fn commits_note(seed: u64, runs: &[Run]) -> Result<String> {
+    let told: Vec<&Run> = runs.iter().filter(|r| r.family == Family::LogStalls).collect();
+    let untold =
+        again(seed, &told, Ablation::Nothing, |s| s.terms.commits = Commits::Untold).map_err(|e| anyhow!(e))?;
+    let hit = |run: &Run| !run.verdict.picks.is_empty();
+    let with = told.iter().filter(|r| hit(r)).count();
+    let without = untold.iter().filter(|r| hit(r)).count();
+    Ok(format!(
         "## Whoever commits\n\n{} scenarios in which {}. Hosts that say that a session waits for the log, or that \
          nothing can cancel it just now: somebody was cancelled in {with}. The same hosts if they say neither (the commits \
          look like work, and in no other figure): in {without}.\n\n",
         told.len(),
         Family::LogStalls.words()
-    )
+    ))
 }
 
 fn sweep_tables(sweeps: &[(&study::Sweep, Vec<(f64, Sums)>)]) -> String {

@@ -29,9 +29,11 @@ struct Evidence {
     min_gain_ns: u64,
     min_idle_ns: u64,
     min_occupation_ns: u64,
-    /// Older logs have none of these four.
+    /// Older logs have none of these five.
     #[serde(default)]
     min_remaining_ns: u64,
+    #[serde(default)]
+    min_untold_ns: u64,
     #[serde(default)]
     late_ns: u64,
     #[serde(default = "whole")]
@@ -229,6 +231,7 @@ pub fn replay(line: &str) -> Result<Option<Replayed>> {
         min_idle_ns: evidence.min_idle_ns,
         min_occupation_ns: evidence.min_occupation_ns,
         min_remaining_ns: evidence.min_remaining_ns,
+        min_untold_ns: evidence.min_untold_ns,
         late_ns: evidence.late_ns,
         late_share: evidence.late_share,
         settles: evidence.settles,
@@ -358,13 +361,14 @@ mod tests {
         #[test]
         fn every_recorded_decision_replays_to_the_same_choice(
             window in any_window(), shares in (0.0..0.6f64, 0.0..0.3f64, 0.0..0.5f64),
-            times in proptest::array::uniform3(0..100 * MS), budget in 1..5usize,
+            times in proptest::array::uniform4(0..100 * MS), budget in 1..5usize,
             class_duration_ns in proptest::collection::btree_map(0..3u16, 0..1000 * MS, 0..3),
         ) {
             let estimator = EstimatorParams { contention_threshold: shares.0, class_duration_ns };
             let policy = PolicyParams {
                 contention_threshold: shares.0, min_relief: shares.1, near_tie: shares.2, min_gain_ns: times[0],
-                min_idle_ns: times[1], min_occupation_ns: times[2], ..PolicyParams::default()
+                min_idle_ns: times[1], min_occupation_ns: times[2],
+                min_untold_ns: times[3], ..PolicyParams::default()
             };
             let choice = choose(&estimate(&window, &estimator), &window, &policy, budget);
             if let Some(pick) = choice.picks.first() {

@@ -762,6 +762,7 @@ pub fn replay_json(window: &Window, estimator: &EstimatorParams, policy: &Policy
         .int("min_idle_ns", policy.min_idle_ns)
         .int("min_occupation_ns", policy.min_occupation_ns)
         .int("min_remaining_ns", policy.min_remaining_ns)
+        .int("min_untold_ns", policy.min_untold_ns)
         .int("late_ns", policy.late_ns)
         .exact("late_share", policy.late_share)
         .bool("settles", policy.settles)

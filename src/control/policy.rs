@@ -56,6 +56,9 @@ pub struct PolicyParams {
     /// Whoever has occupied a queue's server, or used the CPU or I/O, for less than this may only have been held up by a
     /// busy machine, ns.
     pub min_occupation_ns: u64,
+    /// Whoever has held a lock for less than this, and has told of no progress meanwhile, may only have been held up himself
+    /// (a processor taken away, a page from a slow disk): that is over in the next moment, and a cancel gains nothing, ns.
+    pub min_untold_ns: u64,
     /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns.
     pub min_idle_ns: u64,
     /// Whoever is known to be done within this is let finish, ns: a cancel takes as long to be noticed and undone.
@@ -78,6 +81,7 @@ impl Default for PolicyParams {
             min_relief: 0.20,
             min_gain_ns: 20_000_000,
             min_occupation_ns: 200_000_000,
+            min_untold_ns: 250_000_000,
             min_idle_ns: 300_000_000,
             min_remaining_ns: 200_000_000,
             late_ns: 0,
@@ -415,6 +419,8 @@ impl<'a> Chooser<'a> {
         let mut gains = vec![0.0; self.levels.len()];
         let mut worth_ns = vec![0u64; self.levels.len()];
         let least_ns = if candidate.progress.is_some() { min_ns.max(self.params.min_remaining_ns) } else { min_ns };
+        // A request of one row that has not come to it yet tells nothing.
+        let untold_ns = if task.progress.is_some_and(|(done, _)| done > 0) { 0 } else { self.params.min_untold_ns };
         let (mut frees, mut contended, mut used, mut lasts, mut settling) = (false, false, false, false, false);
         let mut helps = candidate.victims.iter().any(|v| self.late.tasks.binary_search(v).is_ok());
         for (r, u) in candidate.uses.iter().filter_map(|u| Some((self.place(u)?, u))) {
@@ -460,7 +466,8 @@ impl<'a> Chooser<'a> {
                 Role::Holds if self.estimate.resources[r].kind == ResourceKind::System => {
                     min_ns.max(self.params.min_occupation_ns)
                 }
-                Role::Holds | Role::Through => min_ns.max(usual_ns),
+                Role::Holds if self.estimate.resources[r].kind == ResourceKind::Memory => min_ns.max(usual_ns),
+                Role::Holds | Role::Through => min_ns.max(usual_ns).max(untold_ns),
             };
             // Where all take their short turns at a lock or a server, they have waited for those who had it before too.
             let used_it = bars && u.usage_ns >= min_ns && u.usage_ns >= u.waited_ns / EXPLAINS_PART;

@@ -441,12 +441,28 @@ fn summary(done: &[(&Check, Outcome, Counts, Duration)]) -> ExitCode {
             println!("!!!! SKIPPED in {}: {name}", check.name);
         }
     }
+    // Last, because who reads only the end of a long output (a CI's, say) must see why.
+    for (check, outcome, ..) in done {
+        if let Outcome::Failed(why) = outcome {
+            println!("!!!! FAILED step {}: {}", check.name, gist(why));
+        }
+    }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     if failed > 0 {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     }
+}
+
+/// How it ended and the end of what it printed, short enough to stand in a summary.
+fn gist(why: &str) -> String {
+    const LINES: usize = 8;
+    const WIDTH: usize = 300;
+    let lines: Vec<&str> = why.lines().filter(|line| !line.trim().is_empty()).collect();
+    let end = lines.len().saturating_sub(LINES).max(1);
+    let shown = lines.iter().take(1).chain(lines.get(end..).unwrap_or_default());
+    shown.map(|line| line.chars().take(WIDTH).collect::<String>()).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -505,6 +521,15 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         Ok(command)
+    }
+
+    #[test]
+    fn the_gist_of_a_failure_is_how_it_ended_and_its_last_lines() {
+        assert_eq!(gist("ended with exit code 1"), "ended with exit code 1");
+        let log: String = (0..30).map(|i| format!("\n    line {i}\n")).collect();
+        let found = gist(&format!("ended with exit code 1{log}"));
+        assert!(found.starts_with("ended with exit code 1\n    line 22\n") && found.ends_with("line 29"), "{found}");
+        assert_eq!(gist(&"x".repeat(1000)).len(), 300);
     }
 
     #[test]

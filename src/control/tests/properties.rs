@@ -42,7 +42,7 @@ prop_compose! {
     fn task()(
         flags in prop::array::uniform5(prop::bool::weighted(0.15)),
         priority in -2..3i32,
-        times in (time(), time(), time()),
+        times in (time(), time(), time(), time()),
         progress in prop::option::of((amount(), amount())),
         waits in prop::collection::vec(wait(), 0..3),
         holdings in prop::collection::vec(holding(), 0..4),
@@ -101,13 +101,13 @@ fn share() -> impl Strategy<Value = f64> {
 
 prop_compose! {
     fn any_params()(
-        shares in (share(), share(), share()), times in (time(), time(), time()),
+        shares in (share(), share(), share()), times in (time(), time(), time(), time()),
         durations in prop::collection::btree_map(0..2u16, time(), 0..3),
     ) -> (EstimatorParams, PolicyParams) {
         let estimator = EstimatorParams { contention_threshold: shares.0, class_duration_ns: durations };
         let policy = PolicyParams {
             contention_threshold: shares.0, min_relief: shares.1, near_tie: shares.2, min_gain_ns: times.0,
-            min_occupation_ns: times.1, min_idle_ns: times.2, ..PolicyParams::default()
+            min_occupation_ns: times.1, min_idle_ns: times.2, min_untold_ns: times.3, ..PolicyParams::default()
         };
         (estimator, policy)
     }

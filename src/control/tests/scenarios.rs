@@ -223,8 +223,8 @@ fn where_the_whole_server_stands_still_nobody_is_blamed_for_the_lock_it_happens_
         let choice = choose(&s.estimate(), &s.window, &params, 4);
         choice.picks.iter().map(|p| p.task).collect::<Vec<_>>()
     };
-    assert!(stalled(127, 12).is_empty());
-    assert!(!stalled(127, 2).is_empty(), "two prove nothing");
+    assert!(stalled(260, 12).is_empty());
+    assert!(!stalled(260, 2).is_empty(), "two prove nothing");
     assert!(!stalled(290, 12).is_empty(), "who has held so much longer is in the way all the same");
 }
 
@@ -463,12 +463,28 @@ fn a_deadlocks_survivor_has_not_used_what_it_held_while_it_waited() {
 }
 
 #[test]
+fn a_short_request_that_was_held_up_itself_for_a_moment_is_let_be() {
+    // Seen in the demonstration on a machine whose processors were taken away: a write of half a millisecond had the lock for
+    // 110 ms, eight waited, and cancelling it gained nothing.
+    for held_ms in [110, 180, 249] {
+        let mut s = stall(held_ms, 8, 105);
+        assert!(s.picked().is_empty(), "{held_ms} ms");
+        assert!(s.choose().rejected[0].why.contains("at its own pace"), "{:?}", s.choose());
+        s.get(1).progress = Some((0, 100));
+        assert!(s.picked().is_empty(), "{held_ms} ms, not one row so far");
+        s.get(1).progress = Some((1, 100));
+        assert_eq!(s.picked(), [1], "it says itself that it takes its time");
+    }
+    assert_eq!(stall(250, 8, 105).picked(), [1]);
+}
+
+#[test]
 fn who_holds_a_lock_for_about_as_long_as_everybody_is_no_culprit() {
-    let mut s = stall(120, 15, 90);
+    let mut s = stall(300, 15, 90);
     assert_eq!(s.picked(), [1]);
-    s.window.resources[0].usual_hold_ns = 30 * MS;
+    s.window.resources[0].usual_hold_ns = 70 * MS;
     assert!(s.picked().is_empty());
-    s.window.resources[0].usual_hold_ns = 20 * MS;
+    s.window.resources[0].usual_hold_ns = 50 * MS;
     assert_eq!(s.picked(), [1]);
     s.window.resources[0].turnover_ns = 30 * MS;
     assert!(s.picked().is_empty(), "all are slow now");

@@ -165,6 +165,9 @@ struct OverheadArgs {
     set: Vec<Setting>,
     #[arg(long)]
     record: bool,
+    /// httpd: count the instructions of a request, by callgrind, instead of loading the servers; a round for each pair
+    #[arg(long)]
+    instructions: bool,
 }
 
 #[derive(Args)]
@@ -369,7 +372,13 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
             mode: a.mode,
             set: a.set.iter().map(|(name, value)| format!("{name} {value}")).collect(),
         };
+        if a.instructions {
+            return http::cli::count(&options, a.record).map(|()| true);
+        }
         return http::cli::overhead(&options, a.json.as_deref(), a.record, OVERHEAD_FLOOR);
+    }
+    if a.instructions {
+        bail!("--instructions: only httpd's requests can be counted (--host httpd)");
     }
     let vanilla = &*host::find(a.host, Variant::Vanilla, None)?;
     let patched = &*host::find(a.host, Variant::Patched, None)?;

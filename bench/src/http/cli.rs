@@ -1,5 +1,6 @@
 //! The command lines of the cases and the overhead on httpd.
 use super::cases::{self, Case};
+use super::count;
 use super::install::Install;
 use super::overhead;
 use super::run::{self, Setup, WebRecord};
@@ -119,6 +120,30 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
 fn json_lines(path: Option<&Path>) -> Result<Option<File>> {
     path.map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
         .transpose()
+}
+
+/// Counts the instructions of a request on both builds.
+pub fn count(o: &overhead::Options, record: bool) -> Result<()> {
+    let vanilla = Install::find(Variant::Vanilla, None)?;
+    let patched = Install::find(Variant::Patched, None)?;
+    let counts = count::run(&vanilla, &patched, o.mpm, o.mode, o.pairs, |c| {
+        let (mpm, more) = (c.mpm.name(), c.patched - c.vanilla);
+        println!("{mpm} round {}: vanilla {:.0}, patched {:.0}, {more:.0} more", c.round, c.vanilla, c.patched);
+    })?;
+    let text = count::report(&counts);
+    println!("\n{text}");
+    if record {
+        let recorded = Recorded {
+            date: clock::today(),
+            command: &results::command_line(),
+            machine: machine::Machine::here(),
+            versions: patched.versions(),
+            settings: base_settings().into_iter().chain([format!("Atropos {}", o.mode.name())]).collect(),
+            results: &counts,
+        };
+        results::record("instructions-httpd", &recorded, &text)?;
+    }
+    Ok(())
 }
 
 /// Compares the builds; true when the median throughput ratio is at least `floor`.

@@ -3,6 +3,7 @@ pub mod cases;
 pub mod checks;
 pub mod cli;
 pub mod client;
+pub mod count;
 pub mod install;
 pub mod load;
 pub mod overhead;

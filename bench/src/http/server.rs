@@ -46,6 +46,8 @@ pub struct Config {
     pub directives: Vec<String>,
     /// Further lines of php.ini.
     pub php_ini: Vec<String>,
+    /// One process only, under callgrind.
+    pub counted: bool,
 }
 
 impl Config {
@@ -59,6 +61,7 @@ impl Config {
             atropos: None,
             directives: vec![],
             php_ini: vec![],
+            counted: false,
         }
     }
 
@@ -106,6 +109,8 @@ const PAGES: &[(&str, &str)] = &[
     ("work.php", include_str!("www/work.php")),
 ];
 pub const STATIC_PAGE: &str = "/index.html";
+/// What callgrind writes, in the run's folder.
+const COUNTED: &str = "callgrind.out";
 /// Fits in one segment with its header.
 const STATIC_BYTES: usize = 1024;
 
@@ -174,8 +179,17 @@ impl Httpd {
             }
         };
         let said = File::create(dir.join("stderr.log"))?;
-        let mut command = server_command(&install.httpd(), &dir)?;
-        command.arg("-DFOREGROUND").arg("-f").arg(dir.join("httpd.conf"));
+        let mut command = if config.counted {
+            let mut valgrind = server_command(Path::new("valgrind"), &dir)?;
+            valgrind.args(["--tool=callgrind", "--separate-threads=yes"]);
+            valgrind.arg(format!("--callgrind-out-file={COUNTED}")).arg(install.httpd()).arg("-X");
+            valgrind
+        } else {
+            let mut httpd = server_command(&install.httpd(), &dir)?;
+            httpd.arg("-DFOREGROUND");
+            httpd
+        };
+        command.arg("-f").arg(dir.join("httpd.conf"));
         command.stdout(said.try_clone()?).stderr(said);
         let server = Guarded::spawn(command, libc::SIGTERM, Some(dir.clone()))?;
         let mut httpd = Httpd { address, dir, server, name: name.to_owned(), mpm: config.mpm, finished: false };
@@ -382,6 +396,23 @@ impl Httpd {
         ensure!(crashes.is_empty(), "at the end of {}: {}", self.name, crashes.join("; "));
         self.finished = true;
         Ok(())
+    }
+
+    /// Ends a counted server; callgrind's file of each of its threads.
+    pub fn finish_counted(mut self) -> Result<Vec<String>> {
+        self.server.stop(libc::SIGTERM, Duration::from_secs(60));
+        let mut files = vec![];
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            // One for each thread, with its number behind the name.
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            if name.strip_prefix(COUNTED).is_some_and(|n| n.starts_with('-')) {
+                files.push(fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?);
+            }
+        }
+        ensure!(!files.is_empty(), "callgrind left no file behind:\n{}", self.log_tail(15));
+        self.finished = true;
+        Ok(files)
     }
 
     /// Ends the server at once: scripts that still run are not waited for.

@@ -5,7 +5,8 @@
 //! 3. The highest sum of contention level x resource gain wins (Atropos, SOSP 2025); near-ties go to the lower
 //!    priority, then to the one whose end throws away less work.
 //! 4. If contention would still stand, or too little would be given back, the next is chosen against what the first
-//!    leaves, until every resource is under the threshold or the budget is used; later picks that turn out not to be needed are taken back.
+//!    leaves, until every resource is under the threshold and nobody is left who alone gives back `min_relief`, or the budget is
+//!    used; later picks that turn out not to be needed are taken back.
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
 use super::estimator::{own_time_ns, Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
@@ -228,6 +229,11 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
         let Some(best) = c.best_of(&rated) else {
             break;
         };
+        // Of three equal hogs two are enough to bring contention under its threshold; the third goes too if that alone
+        // would be reason enough to cancel it.
+        if !c.needs_more() && !picks.is_empty() && rated[best].relief_share < params.min_relief {
+            break;
+        }
         let pick = c.take(&rated[best], picks.last().map(|_| &picks[..]));
         picks.push((rated[best].candidate.index as u32, pick));
         if c.contended() {
@@ -351,14 +357,31 @@ impl<'a> Chooser<'a> {
     }
 
     /// Is there still something to do about a resource: it would stay contended, or what is picked so far gives back too
-    /// little to be worth any cancel.
+    /// little to be worth any cancel, or what it still costs is worth one more.
     fn open(&self, r: usize) -> bool {
-        let short = !self.set.is_empty() && self.estimate.relief_share(&self.freed_ns) < self.params.min_relief;
-        self.over(self.left[r]) || (short && self.over(self.levels[r]))
+        let begun = !self.set.is_empty() && self.over(self.levels[r]);
+        self.over(self.left[r]) || (begun && (self.gives_little() || self.costs_on(r)))
+    }
+
+    fn gives_little(&self) -> bool {
+        self.estimate.relief_share(&self.freed_ns) < self.params.min_relief
+    }
+
+    /// Is what the set leaves of the time lost to the resource worth a cancel by itself?
+    fn costs_on(&self, r: usize) -> bool {
+        let mut left_ns = vec![0; self.levels.len()];
+        left_ns[r] = self.estimate.resources[r].lost_ns.saturating_sub(self.freed_ns[r]);
+        self.estimate.relief_share(&left_ns) >= self.params.min_relief
     }
 
     fn contended(&self) -> bool {
         (0..self.left.len()).any(|r| self.open(r))
+    }
+
+    /// Would the set leave contention, or give back too little to be worth it?
+    fn needs_more(&self) -> bool {
+        let begun = !self.set.is_empty() && self.levels.iter().any(|&l| self.over(l));
+        self.left.iter().any(|&l| self.over(l)) || (begun && self.gives_little())
     }
 
     /// The contended resources in words.
@@ -576,13 +599,14 @@ impl<'a> Chooser<'a> {
 
     /// Takes back later picks without which contention falls all the same: the smallest set.
     fn give_back(&mut self, picks: &mut Vec<(u32, Pick)>) {
-        if self.contended() {
+        if self.needs_more() {
             return; // all of them are needed, and more
         }
         for i in (1..picks.len()).rev() {
             let without: Vec<u32> = picks.iter().map(|p| p.0).filter(|&t| t != picks[i].0).collect();
             let freed_ns = self.estimate.joint_relief(&without, &mut self.scratch).freed_ns;
-            let enough = self.estimate.relief_share(&freed_ns) >= self.params.min_relief;
+            let (all, without_it) = (self.estimate.relief_share(&self.freed_ns), self.estimate.relief_share(&freed_ns));
+            let enough = without_it >= self.params.min_relief && all - without_it < self.params.min_relief;
             if enough && !self.levels_left(&freed_ns).iter().any(|&l| self.over(l)) {
                 picks.remove(i);
                 self.set_to(without);

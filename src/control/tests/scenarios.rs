@@ -618,11 +618,19 @@ fn several(culprits: u64) -> Story {
 
 #[test]
 fn several_culprits_go_at_once_until_contention_is_under_the_threshold() {
-    let choice = several(3).choose();
-    // 3 x 5/18 of the time is lost: two must go to get under 30%.
+    // 3 x 5/18 of the time is lost: two must go to get under 30%, and the third costs too little for one more cancel.
+    let choice = choose_with(&several(3), PolicyParams { min_relief: 0.28, ..PolicyParams::default() });
     assert_eq!(choice.picks.iter().map(|p| p.task).collect::<Vec<_>>(), [3, 2], "the most gain first");
     assert!(choice.picks[1].victims.iter().all(|v| !choice.picks[0].victims.contains(v)));
     assert!(choice.levels_after[0] < 0.3);
+}
+
+#[test]
+fn who_alone_gives_back_enough_goes_with_the_others_like_him() {
+    // Seen on httpd: of three equal scripts in three workers two went, which brought contention to 24%; the third had its
+    // worker for 30 s and doubled the p99 of all others, which only their clients saw.
+    assert_eq!(several(3).picked().len(), 3, "each gives back 28% of all execution time");
+    assert_eq!(slots(&[5000; 3], 8, 10).picked().len(), 3);
 }
 
 #[test]
@@ -630,7 +638,7 @@ fn the_budget_bounds_the_set() {
     let s = several(3);
     for budget in [0, 1, 2, 3] {
         let choice = choose(&s.estimate(), &s.window, &PolicyParams::default(), budget);
-        assert_eq!(choice.picks.len(), budget.min(2));
+        assert_eq!(choice.picks.len(), budget);
     }
     let none = choose(&s.estimate(), &s.window, &PolicyParams::default(), 0);
     assert!(none.nobody_because.contains("budget"));
@@ -814,7 +822,7 @@ fn a_queues_hog_gives_back_a_server_beside_those_that_turn_over() {
     assert!(near(first_share(&slots(&[5000; 4], 20, 10)), 1.0 / 4.0), "none turns over, four are missing");
     assert!(near(first_share(&slots(&[5000; 4], 3, 10)), 1.0 / 3.0), "no more are missing than wait");
     assert!(near(first_share(&slots(&[5000; 2], 20, 10)), 1.0 / 4.0), "two turn over, two are missing");
-    assert_eq!(slots(&[5000; 4], 20, 10).picked().len(), 3, "a level of 0.96 / 4 is under the threshold");
+    assert_eq!(slots(&[5000; 4], 20, 10).picked().len(), 4, "each gives back 0.96 / 4");
     // One of many: the rest goes on without it nearly as well.
     let mut s = slots(&[5000], 20, 10);
     s.window.resources[0].servers = 40;
@@ -836,7 +844,7 @@ fn hogs_go_on_being_picked_until_it_is_worth_it() {
 fn on_a_starved_machine_nobody_hogs_a_server_who_is_slow_like_all() {
     assert!(slots(&[150; 4], 20, 1).picked().is_empty(), "a moment off the CPU");
     assert!(slots(&[400; 4], 20, 60).picked().is_empty(), "the others take 60 ms each");
-    assert_eq!(slots(&[400; 4], 20, 20).picked().len(), 3);
+    assert_eq!(slots(&[400; 4], 20, 20).picked().len(), 4);
 }
 
 #[test]
@@ -861,7 +869,7 @@ fn who_takes_as_long_as_its_class_usually_does_hogs_no_server() {
         let params = EstimatorParams { class_duration_ns: [(3, usual_ms * MS)].into(), ..EstimatorParams::default() };
         choose(&estimate(&s.window, &params), &s.window, &PolicyParams::default(), 4).picks.len()
     };
-    assert_eq!((picked(400), picked(5)), (0, 2), "two bring the contention under the threshold");
+    assert_eq!((picked(400), picked(5)), (0, 3), "each alone is worth a cancel");
 }
 
 /// One task holds `hog` of the buffer pool, nineteen hold 100 units each and wait half of the time.

@@ -5,7 +5,7 @@
 //! 3. The highest sum of contention level x resource gain wins (Atropos, SOSP 2025); near-ties go to the lower
 //!    priority, then to the one whose end throws away less work.
 //! 4. If contention would still stand, or too little would be given back, the next is chosen against what the first
-//!    leaves, until every resource is under the threshold and nobody is left who alone gives back `min_relief`, or the budget is
+//!    leaves, until every resource is under the threshold and nobody as bad as the first is left, or the budget is
 //!    used; later picks that turn out not to be needed are taken back.
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
@@ -15,6 +15,9 @@ use super::window::{is_system, ResourceId, ResourceKind, ResourceWindow, TaskId,
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
 const MEMBER_SHARE: f64 = 0.10;
+/// Once contention is under its threshold, whoever is as bad as the first pick and gives back this part of `min_relief` alone
+/// goes all the same: of three equal hogs the third costs as much as the first.
+const ALONE_SHARE: f64 = 0.5;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
 /// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
@@ -229,9 +232,8 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
         let Some(best) = c.best_of(&rated) else {
             break;
         };
-        // Of three equal hogs two are enough to bring contention under its threshold; the third goes too if that alone
-        // would be reason enough to cancel it.
-        if !c.needs_more() && !picks.is_empty() && rated[best].relief_share < params.min_relief {
+        let equal = |first: &Pick| c.equals(first, rated[best].score, rated[best].relief_share);
+        if !c.needs_more() && picks.first().is_some_and(|(_, first)| !equal(first)) {
             break;
         }
         let pick = c.take(&rated[best], picks.last().map(|_| &picks[..]));
@@ -371,11 +373,16 @@ impl<'a> Chooser<'a> {
     fn costs_on(&self, r: usize) -> bool {
         let mut left_ns = vec![0; self.levels.len()];
         left_ns[r] = self.estimate.resources[r].lost_ns.saturating_sub(self.freed_ns[r]);
-        self.estimate.relief_share(&left_ns) >= self.params.min_relief
+        self.estimate.relief_share(&left_ns) >= self.params.min_relief * ALONE_SHARE
     }
 
     fn contended(&self) -> bool {
         (0..self.left.len()).any(|r| self.open(r))
+    }
+
+    /// Is one with this score as bad as the first pick, and worth a cancel beside it?
+    fn equals(&self, first: &Pick, score: f64, relief_share: f64) -> bool {
+        score >= first.score * (1.0 - self.params.near_tie) && relief_share >= self.params.min_relief * ALONE_SHARE
     }
 
     /// Would the set leave contention, or give back too little to be worth it?
@@ -606,7 +613,8 @@ impl<'a> Chooser<'a> {
             let without: Vec<u32> = picks.iter().map(|p| p.0).filter(|&t| t != picks[i].0).collect();
             let freed_ns = self.estimate.joint_relief(&without, &mut self.scratch).freed_ns;
             let (all, without_it) = (self.estimate.relief_share(&self.freed_ns), self.estimate.relief_share(&freed_ns));
-            let enough = without_it >= self.params.min_relief && all - without_it < self.params.min_relief;
+            let equal = self.equals(&picks[0].1, picks[i].1.score, all - without_it);
+            let enough = without_it >= self.params.min_relief && !equal;
             if enough && !self.levels_left(&freed_ns).iter().any(|&l| self.over(l)) {
                 picks.remove(i);
                 self.set_to(without);

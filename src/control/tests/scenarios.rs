@@ -618,19 +618,26 @@ fn several(culprits: u64) -> Story {
 
 #[test]
 fn several_culprits_go_at_once_until_contention_is_under_the_threshold() {
-    // 3 x 5/18 of the time is lost: two must go to get under 30%, and the third costs too little for one more cancel.
-    let choice = choose_with(&several(3), PolicyParams { min_relief: 0.28, ..PolicyParams::default() });
+    let choice = several(3).choose();
+    // 3 x 5/18 of the time is lost: two must go to get under 30%.
     assert_eq!(choice.picks.iter().map(|p| p.task).collect::<Vec<_>>(), [3, 2], "the most gain first");
     assert!(choice.picks[1].victims.iter().all(|v| !choice.picks[0].victims.contains(v)));
     assert!(choice.levels_after[0] < 0.3);
 }
 
 #[test]
-fn who_alone_gives_back_enough_goes_with_the_others_like_him() {
+fn of_equal_hogs_all_go() {
     // Seen on httpd: of three equal scripts in three workers two went, which brought contention to 24%; the third had its
     // worker for 30 s and doubled the p99 of all others, which only their clients saw.
-    assert_eq!(several(3).picked().len(), 3, "each gives back 28% of all execution time");
-    assert_eq!(slots(&[5000; 3], 8, 10).picked().len(), 3);
+    let params = PolicyParams { min_relief: 0.25, ..PolicyParams::default() };
+    let mut s = slots(&[212, 216, 217], 8, 10);
+    s.window.resources[0].servers = 3;
+    s.window.tasks.retain(|t| t.id < 4);
+    assert_eq!(choose_with(&s, params.clone()).picks.len(), 3);
+    // One that has had its server for half as long is not as bad; contention is low enough without it.
+    s.get(3).holdings[0].held_ns = 205 * MS / 2;
+    let params = PolicyParams { min_occupation_ns: 0, ..params };
+    assert_eq!(choose_with(&s, params).picks.len(), 2);
 }
 
 #[test]
@@ -638,7 +645,7 @@ fn the_budget_bounds_the_set() {
     let s = several(3);
     for budget in [0, 1, 2, 3] {
         let choice = choose(&s.estimate(), &s.window, &PolicyParams::default(), budget);
-        assert_eq!(choice.picks.len(), budget);
+        assert_eq!(choice.picks.len(), budget.min(2));
     }
     let none = choose(&s.estimate(), &s.window, &PolicyParams::default(), 0);
     assert!(none.nobody_because.contains("budget"));
@@ -834,10 +841,11 @@ fn a_queues_hog_gives_back_a_server_beside_those_that_turn_over() {
 fn hogs_go_on_being_picked_until_it_is_worth_it() {
     // Few wait, so the level is just over the threshold and the first pick already leaves it below: but by itself it
     // would give back too little, and nobody would go for ever.
-    let choice = slots(&[5000; 4], 4, 10).choose();
+    let params = PolicyParams { min_relief: 0.24, ..PolicyParams::default() };
+    let choice = choose_with(&slots(&[5000; 4], 4, 10), params);
     assert!((0.4..0.5).contains(&slots(&[5000; 4], 4, 10).estimate().resources[0].level));
-    assert_eq!(choice.picks.len(), 2, "{choice:?}");
-    assert!(choice.picks.iter().map(|p| p.relief_share).sum::<f64>() >= 0.2);
+    assert_eq!(choice.picks.len(), 3, "{choice:?}");
+    assert!(choice.picks.iter().map(|p| p.relief_share).sum::<f64>() >= 0.24);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! 3. The highest sum of contention level x resource gain wins (Atropos, SOSP 2025); near-ties go to the lower
 //!    priority, then to the one whose end throws away less work.
 //! 4. If contention would still stand, or too little would be given back, the next is chosen against what the first
-//!    leaves, until every resource is under the threshold and nobody as bad as the first is left, or the budget is
+//!    leaves, until every resource is under the threshold and nobody like the first is left, or the budget is
 //!    used; later picks that turn out not to be needed are taken back.
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
@@ -15,9 +15,14 @@ use super::window::{is_system, ResourceId, ResourceKind, ResourceWindow, TaskId,
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
 /// small holders (nobody monopolises it) would eat the budget one harmless request after the other.
 const MEMBER_SHARE: f64 = 0.10;
-/// Once contention is under its threshold, whoever is as bad as the first pick and gives back this part of `min_relief` alone
-/// goes all the same: of three equal hogs the third costs as much as the first.
+/// Once contention is under its threshold, whoever is as bad as the first pick (in a queue: half as bad, which is no more than
+/// a moment later) and gives back this part of `min_relief` alone goes all the same: of three equal hogs the third costs as
+/// much as the first.
 const ALONE_SHARE: f64 = 0.5;
+const EQUAL_PART: f64 = 0.5;
+/// Such a one need have occupied its server only for this part of what the first must have: once the first goes, contention is
+/// too low for the rest to be looked at again.
+const EQUAL_OCCUPATION_PART: u64 = 2;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
 /// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
@@ -382,7 +387,8 @@ impl<'a> Chooser<'a> {
 
     /// Is one with this score as bad as the first pick, and worth a cancel beside it?
     fn equals(&self, first: &Pick, score: f64, relief_share: f64) -> bool {
-        score >= first.score * (1.0 - self.params.near_tie) && relief_share >= self.params.min_relief * ALONE_SHARE
+        let part = if first.role == Role::Occupies { EQUAL_PART } else { 1.0 - self.params.near_tie };
+        score >= first.score * part && relief_share >= self.params.min_relief * ALONE_SHARE
     }
 
     /// Would the set leave contention, or give back too little to be worth it?
@@ -446,6 +452,7 @@ impl<'a> Chooser<'a> {
     fn rate_one(&self, candidate: &'a Candidate, freed_ns: &[u64]) -> Rated<'a> {
         let task = &self.window.tasks[candidate.index];
         let min_ns = self.params.min_gain_ns;
+        let set_is_begun = !self.set.is_empty();
         let mut gains = vec![0.0; self.levels.len()];
         let mut worth_ns = vec![0u64; self.levels.len()];
         let least_ns = if candidate.progress.is_some() { min_ns.max(self.params.min_remaining_ns) } else { min_ns };
@@ -491,7 +498,10 @@ impl<'a> Chooser<'a> {
             let min_ns = match u.role {
                 Role::Bars => barring_ns,
                 // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.
-                Role::Occupies => min_ns.max(usual_ns).max(self.params.min_occupation_ns),
+                Role::Occupies => {
+                    let part = if set_is_begun { EQUAL_OCCUPATION_PART } else { 1 };
+                    min_ns.max(usual_ns).max(self.params.min_occupation_ns / part)
+                }
                 // On a busy machine ordinary requests, too, have had the CPU for a moment.
                 Role::Holds if self.estimate.resources[r].kind == ResourceKind::System => {
                     min_ns.max(self.params.min_occupation_ns)

@@ -630,13 +630,15 @@ fn of_equal_hogs_all_go() {
     // Seen on httpd: of three equal scripts in three workers two went, which brought contention to 24%; the third had its
     // worker for 30 s and doubled the p99 of all others, which only their clients saw.
     let params = PolicyParams { min_relief: 0.25, ..PolicyParams::default() };
-    let mut s = slots(&[212, 216, 217], 8, 10);
+    let mut s = slots(&[212, 216, 217], 8, 1);
     s.window.resources[0].servers = 3;
     s.window.tasks.retain(|t| t.id < 4);
     assert_eq!(choose_with(&s, params.clone()).picks.len(), 3);
-    // One that has had its server for half as long is not as bad; contention is low enough without it.
-    s.get(3).holdings[0].held_ns = 205 * MS / 2;
-    let params = PolicyParams { min_occupation_ns: 0, ..params };
+    // The third began a moment later: it is no less to blame, and nobody would look at it again.
+    s.get(3).holdings[0].held_ns = 150 * MS;
+    assert_eq!(choose_with(&s, params.clone()).picks.len(), 3);
+    // One that has only just come is not like them; contention is low enough without it.
+    s.get(3).holdings[0].held_ns = 90 * MS;
     assert_eq!(choose_with(&s, params).picks.len(), 2);
 }
 

@@ -413,6 +413,7 @@ impl Controller {
             // A late request is no hog yet.
             min_occupation_ns: 2 * judged_ns,
             min_remaining_ns: 2 * self.window_ns(),
+            min_untold_ns: 5 * self.window_ns() / 2,
             late_ns: signal.late_ns,
             late_share: signal.late_share,
             settles: self.pending.iter().any(Pending::settles),

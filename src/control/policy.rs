@@ -366,19 +366,23 @@ impl<'a> Chooser<'a> {
     /// Is there still something to do about a resource: it would stay contended, or what is picked so far gives back too
     /// little to be worth any cancel, or what it still costs is worth one more.
     fn open(&self, r: usize) -> bool {
-        let begun = !self.set.is_empty() && self.over(self.levels[r]);
-        self.over(self.left[r]) || (begun && (self.gives_little() || self.costs_on(r)))
+        self.unsolved(r) || (self.begun(r) && self.costs_on(r))
     }
 
-    fn gives_little(&self) -> bool {
-        self.estimate.relief_share(&self.freed_ns) < self.params.min_relief
+    fn unsolved(&self, r: usize) -> bool {
+        self.over(self.left[r])
+            || (self.begun(r) && self.estimate.relief_share(&self.freed_ns) < self.params.min_relief)
+    }
+
+    /// It was contended, and somebody is picked.
+    fn begun(&self, r: usize) -> bool {
+        !self.set.is_empty() && self.over(self.levels[r])
     }
 
     /// Is what the set leaves of the time lost to the resource worth a cancel by itself?
     fn costs_on(&self, r: usize) -> bool {
-        let mut left_ns = vec![0; self.levels.len()];
-        left_ns[r] = self.estimate.resources[r].lost_ns.saturating_sub(self.freed_ns[r]);
-        self.estimate.relief_share(&left_ns) >= self.params.min_relief * ALONE_SHARE
+        let left_ns = self.estimate.resources[r].lost_ns.saturating_sub(self.freed_ns[r]);
+        part(left_ns, self.estimate.exec_ns) >= self.params.min_relief * ALONE_SHARE
     }
 
     fn contended(&self) -> bool {
@@ -393,8 +397,7 @@ impl<'a> Chooser<'a> {
 
     /// Would the set leave contention, or give back too little to be worth it?
     fn needs_more(&self) -> bool {
-        let begun = !self.set.is_empty() && self.levels.iter().any(|&l| self.over(l));
-        self.left.iter().any(|&l| self.over(l)) || (begun && self.gives_little())
+        (0..self.left.len()).any(|r| self.unsolved(r))
     }
 
     /// The contended resources in words.
@@ -452,7 +455,6 @@ impl<'a> Chooser<'a> {
     fn rate_one(&self, candidate: &'a Candidate, freed_ns: &[u64]) -> Rated<'a> {
         let task = &self.window.tasks[candidate.index];
         let min_ns = self.params.min_gain_ns;
-        let set_is_begun = !self.set.is_empty();
         let mut gains = vec![0.0; self.levels.len()];
         let mut worth_ns = vec![0u64; self.levels.len()];
         let least_ns = if candidate.progress.is_some() { min_ns.max(self.params.min_remaining_ns) } else { min_ns };
@@ -499,7 +501,7 @@ impl<'a> Chooser<'a> {
                 Role::Bars => barring_ns,
                 // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.
                 Role::Occupies => {
-                    let part = if set_is_begun { EQUAL_OCCUPATION_PART } else { 1 };
+                    let part = if self.set.is_empty() { 1 } else { EQUAL_OCCUPATION_PART };
                     min_ns.max(usual_ns).max(self.params.min_occupation_ns / part)
                 }
                 // On a busy machine ordinary requests, too, have had the CPU for a moment.

@@ -62,6 +62,9 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
         }
         Bench::Overhead { args } => {
             ensure(host(args)?, Variants::All)?;
+            if args.iter().any(|arg| arg == "--instructions") {
+                apt::ensure(apt::COUNT)?;
+            }
             run_through(tool("overhead", args))
         }
     }

@@ -126,7 +126,7 @@ fn json_lines(path: Option<&Path>) -> Result<Option<File>> {
 pub fn count(o: &overhead::Options, record: bool) -> Result<()> {
     let vanilla = Install::find(Variant::Vanilla, None)?;
     let patched = Install::find(Variant::Patched, None)?;
-    let counts = count::run(&vanilla, &patched, o.mpm, o.mode, o.pairs, |c| {
+    let counts = count::run(&vanilla, &patched, o, |c| {
         let (mpm, more) = (c.mpm.name(), c.patched - c.vanilla);
         println!("{mpm} round {}: vanilla {:.0}, patched {:.0}, {more:.0} more", c.round, c.vanilla, c.patched);
     })?;
@@ -138,7 +138,11 @@ pub fn count(o: &overhead::Options, record: bool) -> Result<()> {
             command: &results::command_line(),
             machine: machine::Machine::here(),
             versions: patched.versions(),
-            settings: base_settings().into_iter().chain([format!("Atropos {}", o.mode.name())]).collect(),
+            settings: base_settings()
+                .into_iter()
+                .chain(o.set.iter().cloned())
+                .chain([format!("Atropos {}", o.mode.name())])
+                .collect(),
             results: &counts,
         };
         results::record("instructions-httpd", &recorded, &text)?;

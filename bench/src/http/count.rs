@@ -6,6 +6,7 @@
 //! out, for its steps go by the clock, which under callgrind has fifty times as many ticks to a request.
 use super::client::{get, Connection};
 use super::install::Install;
+use super::overhead::Options;
 use super::server::{Config, Httpd, Mpm, STATIC_PAGE};
 use crate::measure;
 use crate::record::{markdown, Mode};
@@ -28,21 +29,14 @@ pub struct Count {
     pub patched: f64,
 }
 
-pub fn run(
-    vanilla: &Install,
-    patched: &Install,
-    mpm: Mpm,
-    mode: Mode,
-    rounds: u32,
-    mut each: impl FnMut(&Count),
-) -> Result<Vec<Count>> {
+pub fn run(vanilla: &Install, patched: &Install, o: &Options, mut each: impl FnMut(&Count)) -> Result<Vec<Count>> {
     let mut counts = vec![];
-    for round in 1..=rounds {
+    for round in 1..=o.pairs {
         let of = |install, atropos| -> Result<f64> {
-            let [few, many] = [FEW, MANY].map(|requests| instructions(install, atropos, mpm, requests));
+            let [few, many] = [FEW, MANY].map(|requests| instructions(install, atropos, o, requests));
             Ok((many? as f64 - few? as f64) / f64::from(MANY - FEW))
         };
-        let count = Count { mpm, round, vanilla: of(vanilla, None)?, patched: of(patched, Some(mode))? };
+        let count = Count { mpm: o.mpm, round, vanilla: of(vanilla, None)?, patched: of(patched, Some(o.mode))? };
         each(&count);
         counts.push(count);
     }
@@ -50,8 +44,9 @@ pub fn run(
 }
 
 /// Of a whole life of the server in which it answers so many requests.
-fn instructions(install: &Install, atropos: Option<Mode>, mpm: Mpm, requests: u32) -> Result<u64> {
-    let config = Config { atropos, counted: true, keep_alive_requests: 0, ..Config::new(mpm, SLOTS) };
+fn instructions(install: &Install, atropos: Option<Mode>, o: &Options, requests: u32) -> Result<u64> {
+    let mut config = Config { atropos, counted: true, keep_alive_requests: 0, ..Config::new(o.mpm, SLOTS) };
+    config.directives.extend(o.set.iter().cloned());
     let server = Httpd::start(install, &config, None, "count")?;
     let give_up = Instant::now() + Duration::from_secs(120);
     let request = get(STATIC_PAGE, &[], true);

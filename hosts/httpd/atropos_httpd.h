@@ -216,6 +216,7 @@ uint64_t ath_backlog_wait_ns(int fd);
 void ath_queue_add(ath_conn *conn);
 void ath_queue_remove(ath_conn *conn);
 void ath_worker_shortage(int event, apr_uint32_t count);
+uint64_t ath_queue_shortages(void);
 bool ath_queue_watch(void); /* true while this child has requests that no worker serves */
 void ath_queue_sample(void);
 
@@ -230,6 +231,7 @@ const atropos_httpd_api *atropos_httpd(void);
 
 void ath_controller_start(apr_pool_t *pchild, server_rec *s);
 void ath_controller_wake(void);
+void ath_controller_shortage(void);
 void ath_controller_abandon(void);
 bool ath_controller_leads(void);
 void ath_library_log(int level, const char *message, void *arg);

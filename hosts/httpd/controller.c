@@ -20,7 +20,8 @@
 #define STANDBY_MS_EACH 25
 #define STANDBY_MIN_MS 100
 #define STANDBY_MAX_MS 2000
-/* While clients of this child wait for a worker, the leader is told that often. */
+/* While clients of this child wait for a worker, the leader is told that often. A saturated child has no idle worker
+ * thousands of times a second: to look each time would cost more than any request. */
 #define WATCH_MS 25
 
 static pthread_t thread;
@@ -28,6 +29,7 @@ static bool running;
 static int wake_fd = -1; /* an eventfd: written to from signal handlers and under other locks */
 static uint32_t stop;
 static uint32_t leads;
+static uint32_t naps; /* for longer than WATCH_MS: a shortage has to wake the thread */
 
 void ath_library_log(int level, const char *message, void *arg)
 {
@@ -52,6 +54,15 @@ void ath_controller_wake(void)
     errno = saved;
 }
 
+/* On the listener's thread, after the child's row says of the shortage. */
+void ath_controller_shortage(void)
+{
+    /* In the same order as drive() for everybody: either it sees the row, or this the nap. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (ATH_LOAD(naps) != 0 && __atomic_exchange_n(&naps, 0, __ATOMIC_RELAXED) != 0)
+        ath_controller_wake();
+}
+
 static int standby_ms(void)
 {
     int candidates = 1, ms;
@@ -64,12 +75,13 @@ static int standby_ms(void)
 static void *drive(void *s)
 {
     int last_rc = ATROPOS_OK;
+    uint64_t seen = 0; /* shortages */
 
     while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
         struct pollfd pfd = {.fd = wake_fd, .events = POLLIN};
         bool short_of_workers = ath_queue_watch();
         int rc, pause_ms;
-        uint64_t count;
+        uint64_t shortages, count;
 
         if (ath_controller_leads())
             ath_queue_sample();
@@ -82,10 +94,20 @@ static void *drive(void *s)
         last_rc = rc;
 
         pause_ms = rc == ATROPOS_OK ? (int)atropos_controller_pause_ms() : standby_ms();
-        if (short_of_workers && pause_ms > WATCH_MS)
-            pause_ms = WATCH_MS;
-        if (poll(&pfd, 1, pause_ms > 0 ? pause_ms : 1) > 0 && read(wake_fd, &count, sizeof(count)) < 0)
-            continue;
+        if (pause_ms > WATCH_MS) {
+            ATH_STORE(naps, 1);
+            __atomic_thread_fence(__ATOMIC_SEQ_CST);
+            shortages = ath_queue_shortages();
+            if (short_of_workers || shortages != seen) {
+                ATH_STORE(naps, 0);
+                pause_ms = WATCH_MS;
+            }
+            seen = shortages;
+        }
+        if (poll(&pfd, 1, pause_ms > 0 ? pause_ms : 1) > 0 && read(wake_fd, &count, sizeof(count)) < 0) {
+            /* EINTR at worst: the next poll returns at once. */
+        }
+        ATH_STORE(naps, 0);
     }
     return NULL;
 }

@@ -99,7 +99,7 @@ void ath_worker_shortage(int event, apr_uint32_t count)
         if (since == 0) {
             ATH_STORE(row->shortage_ns, ath_now_ns());
             ATH_ADD(row->shortages, 1);
-            ath_controller_wake();
+            ath_controller_shortage();
         }
         break;
     case AP_SHORTAGE_WAITED:
@@ -111,9 +111,15 @@ void ath_worker_shortage(int event, apr_uint32_t count)
         break;
     case AP_SHORTAGE_DROP:
         ATH_ADD(row->dropped, count);
-        ath_controller_wake();
+        ath_controller_shortage();
         break;
     }
+}
+
+/* So many signs of a shortage this child has seen: the sum only grows. */
+uint64_t ath_queue_shortages(void)
+{
+    return ATH_LOAD(ath_child.row->shortages) + ATH_LOAD(ath_child.row->dropped);
 }
 
 /*

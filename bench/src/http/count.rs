@@ -55,6 +55,9 @@ fn instructions(install: &Install, atropos: Option<Mode>, o: &Options, requests:
         let reply = connection.exchange(&request, None, &|| Instant::now() > give_up);
         let reply = reply.map_err(|fault| anyhow!("{STATIC_PAGE} under callgrind: {fault}"))?;
         ensure!(reply.status == 200, "{STATIC_PAGE} under callgrind: status {}", reply.status);
+        // Whoever has the next request there before this one has been cleaned up spares the server a way through the
+        // listener: which of both it is must not hang on the machine's mood.
+        server.wait_idle(give_up)?;
     }
     drop(connection);
     let threads = server.finish_counted()?;

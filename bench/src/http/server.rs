@@ -320,6 +320,23 @@ impl Httpd {
         ((cpu_ticks(self.pid(), true) + alive) as i64) * (1_000_000_000 / ticks_per_s)
     }
 
+    /// Waits until no thread of a counted server has anything to do. A look takes its threads one after the other, and one
+    /// may wake up another meanwhile: some looks in a row.
+    pub fn wait_idle(&self, give_up: Instant) -> Result<()> {
+        const LOOKS: u32 = 5;
+        let mut idle = 0;
+        while idle < LOOKS {
+            ensure!(Instant::now() < give_up, "httpd of {} is never idle", self.name);
+            let threads = fs::read_dir(format!("/proc/{}/task", self.pid()))?;
+            let works = |thread: fs::DirEntry| {
+                let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('R'))
+            };
+            idle = if threads.flatten().any(works) { 0 } else { idle + 1 };
+        }
+        Ok(())
+    }
+
     pub fn footprint(&self) -> Footprint {
         let mut all = Footprint::default();
         for pid in std::iter::once(self.pid()).chain(self.children()) {

@@ -29,6 +29,9 @@ pub static CLOSED: AtomicU32 = AtomicU32::new(0);
 
 /// The controller's thread rests so long when a bug stopped its step.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
+/// An agent is rung when there is something to do, and to stop. It looks by itself no more often than this, in case its
+/// place in the table was taken for a dead process's: a server may have hundreds.
+const AGENT_NAP: Duration = Duration::from_secs(1);
 
 static ACTIVE: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 /// In a forked child: the parent's object, until `after_fork` adopts it.
@@ -291,8 +294,8 @@ impl Process {
                     if self.served.rang(agent) {
                         self.region.run_pending(self.me);
                     }
-                    // The word is compared inside the kernel: a ring in between is not missed. The bound is for `stop`.
-                    futex_wait(&agent.doorbell, rings, Duration::from_millis(100));
+                    // The word is compared inside the kernel: a ring in between is not missed.
+                    futex_wait(&agent.doorbell, rings, AGENT_NAP);
                     if *lock(&stop.asked) || !self.is_mine() {
                         return;
                     }
@@ -344,8 +347,8 @@ impl Process {
         };
         let any = controller.is_some() || agent.is_some();
         [&controller, &agent].into_iter().flatten().for_each(|worker| worker.stop.ask());
-        if let Some(entry) = self.region.agent_of(self.me.pid).filter(|_| agent.is_some()) {
-            crate::region::futex_wake_all(&entry.doorbell);
+        if agent.is_some() {
+            self.region.ring(self.me.pid);
         }
         let me = std::thread::current().id();
         for Worker { thread, .. } in [controller, agent].into_iter().flatten() {

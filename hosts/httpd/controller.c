@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 /* Candidates share the watch over the leader: each looks the less often the more they are, so that together they look
@@ -77,6 +78,7 @@ static void *drive(void *s)
     int last_rc = ATROPOS_OK;
     uint64_t seen = 0; /* shortages */
 
+    prctl(PR_SET_NAME, "atropos"); /* as top shows it */
     while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
         struct pollfd pfd = {.fd = wake_fd, .events = POLLIN};
         bool short_of_workers = ath_queue_watch();

@@ -217,11 +217,14 @@ impl Controller {
     /// What `pause` answers while somebody waits for what the controller does.
     pub const SHORT_PAUSE: Duration = Duration::from_millis(BUSY_PAUSE_MS);
 
-    /// How long the caller may pause before the next tick: short while somebody waits for what it does.
+    /// How long the caller may pause before the next tick: short while a cancel is on its way, and where the cached clock
+    /// must do for what is watched. Else nothing is looked at between two strides, and a saturated server may be watched
+    /// all day.
     pub fn pause(&self) -> Duration {
-        let calm_ms = (self.config.window_ms as u64 / STRIDES).clamp(1, LONGEST_PAUSE_MS);
-        let busy = self.watching || !self.pending.is_empty();
-        Duration::from_millis(if busy { calm_ms.min(BUSY_PAUSE_MS) } else { calm_ms })
+        let stride_ms = (self.config.window_ms as u64 / STRIDES).clamp(1, LONGEST_PAUSE_MS);
+        let cached = self.watching && self.config.clock == ClockChoice::Coarse;
+        let busy = cached || !self.pending.is_empty();
+        Duration::from_millis(if busy { stride_ms.min(BUSY_PAUSE_MS) } else { stride_ms })
     }
 
     /// Gives the lead up, so that a candidate need not wait for the lease to run out.
@@ -859,6 +862,18 @@ fn considered(region: &Region, window: &Window, estimate: &Estimate, choice: &Ch
 mod tests {
     use super::*;
     use crate::region::clock::monotonic_ns;
+
+    /// A saturated server may be watched all day, and then no step comes more often than it looks.
+    #[test]
+    fn watching_alone_is_no_haste() {
+        let mut controller = Controller::new(ProcessId::current(), &Config::default());
+        let stride = Duration::from_millis(controller.config.window_ms as u64 / STRIDES);
+        assert!(stride > Controller::SHORT_PAUSE);
+        controller.watching = true;
+        assert_eq!(controller.pause(), stride);
+        controller.config.clock = ClockChoice::Coarse;
+        assert_eq!(controller.pause(), Controller::SHORT_PAUSE);
+    }
 
     /// A suspended or moved machine: the counter is an hour off from one tick to the next, either way.
     #[test]

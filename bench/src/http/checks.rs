@@ -40,6 +40,7 @@ pub const CHECKS: &[Check<Install>] = &[
     ("graceful restarts under load with scripts in flight, on event", |i, s| graceful(i, s, Mpm::Event)),
     ("graceful restarts under load with scripts in flight, on worker", |i, s| graceful(i, s, Mpm::Worker)),
     ("graceful restarts under load with scripts in flight, on prefork", |i, s| graceful(i, s, Mpm::Prefork)),
+    ("a saturated event: shortages do not wake the controller each time", saturated),
     ("kill -9 of the child that leads: another one leads, and acts", kill_leader),
     ("1,000 PHP cancels on event: nothing is left behind", |i, s| thousand(i, s, Mpm::Event)),
     ("1,000 PHP cancels on prefork: nothing is left behind", |i, s| thousand(i, s, Mpm::Prefork)),
@@ -495,6 +496,34 @@ fn graceful(install: &Install, seed: u64, mpm: Mpm) -> Result<String> {
          afterwards {stopped}",
         done.len()
     ))
+}
+
+/// Fewer workers than clients: thousands of times a second none is idle, and all is well.
+fn saturated(install: &Install, seed: u64) -> Result<String> {
+    const ENOUGH: u64 = 4000;
+    let server = Httpd::start(install, &enforcing(Mpm::Event, 1, 3), None, "saturated")?;
+    let load = load::start(server.address, &[statics(8)], seed)?;
+    let look = || -> Result<(u64, u64)> {
+        let status = server.atropos_status()?;
+        let shortages = status["server"]["shortages"].as_u64().context("the status page tells no shortages")?;
+        Ok((shortages, server.controller_sleeps()?))
+    };
+    let before = look()?;
+    let give_up = Instant::now() + Duration::from_secs(30);
+    let (shortages, sleeps) = loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = look()?;
+        let seen = (now.0 - before.0, now.1 - before.1);
+        if seen.0 >= ENOUGH {
+            break seen;
+        }
+        ensure!(Instant::now() < give_up, "only {} shortages in 30 s: the load does not saturate the server", seen.0);
+    };
+    let log = load.finish()?;
+    ensure!(log.bad.is_empty(), "the load saw {:?}", log.bad.last());
+    ensure!(sleeps < shortages / 4, "the controller slept {sleeps} times during {shortages} shortages");
+    server.finish()?;
+    Ok(format!("{shortages} shortages, the controller slept {sleeps} times"))
 }
 
 fn kill_leader(install: &Install, seed: u64) -> Result<String> {

@@ -337,6 +337,21 @@ impl Httpd {
         Ok(())
     }
 
+    /// How often the children's controller threads have slept so far.
+    pub fn controller_sleeps(&self) -> Result<u64> {
+        let (mut sleeps, mut threads) = (0, 0);
+        for thread in self.children().into_iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task"))).flatten() {
+            let status = fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
+            let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+            if field("Name:") == Some("atropos") {
+                threads += 1;
+                sleeps += field("voluntary_ctxt_switches:").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+            }
+        }
+        ensure!(threads > 0, "no child of httpd has a thread named atropos");
+        Ok(sleeps)
+    }
+
     pub fn footprint(&self) -> Footprint {
         let mut all = Footprint::default();
         for pid in std::iter::once(self.pid()).chain(self.children()) {

@@ -60,7 +60,13 @@ pub fn run(vanilla: &Install, patched: &Install, o: &Options, mut each: impl FnM
             config.directives.extend(o.set.iter().cloned());
             Httpd::start(install, &config, None, &format!("overhead-{pair}"))
         };
-        let servers = [start(vanilla, None)?, start(patched, Some(o.mode))?];
+        // Whoever starts first may get the better memory: it is each in turn.
+        let servers = if pair % 2 == 1 {
+            [start(vanilla, None)?, start(patched, Some(o.mode))?]
+        } else {
+            let patched = start(patched, Some(o.mode))?;
+            [start(vanilla, None)?, patched]
+        };
         let mut sides = [Side::default(), Side::default()];
         // One unmeasured slice each fills the caches; then A B B A, and B A A B in the next pair.
         for server in &servers {

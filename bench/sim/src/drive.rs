@@ -5,7 +5,7 @@
 //! hot path, and the library's own [`Controller`] ticks on it. To see what an idea is worth it can be taken away: what
 //! one stage hands to the next is changed on its way.
 
-use crate::host::{Host, Res, Tap, MS, SECOND};
+use crate::host::{Host, Res, Tap, SECOND};
 use crate::rng::Rng;
 use atropos::cancel::action::EDGES;
 use atropos::capi::{atropos_edge, ATROPOS_EDGE_HOLDS, ATROPOS_EDGE_QUEUED};
@@ -24,9 +24,8 @@ use std::sync::Once;
 
 /// The model's time 0 on the region's clock: a clock that reads 0 would mean "not yet".
 const EPOCH_NS: u64 = 1000 * SECOND;
-/// The pause between ticks of a controller that suspects something.
-const BUSY_PAUSE_NS: u64 = 5 * MS;
-/// The region's number for the state.
+/// The region's numbers for the controller's states.
+const SUSPECTED: u32 = 2;
 const OVERLOAD: u32 = 3;
 
 /// What hosts say of how far their long tasks are.
@@ -252,7 +251,9 @@ pub fn run(
                 entry.queue_observed_ns.store(now_ns, Relaxed);
             }
         }
-        let edges = if terms.edges && pause_ns == BUSY_PAUSE_NS { edges_of(host, &tap.handles) } else { Vec::new() };
+        // The library asks for them only then.
+        let watched = h.controller_state.load(Relaxed) >= SUSPECTED;
+        let edges = if terms.edges && watched { edges_of(host, &tap.handles) } else { Vec::new() };
         EDGES_NOW.set(edges);
         controller.tick_changed(&region, None, &mut less);
         acts.overload |= h.controller_state.load(Relaxed) == OVERLOAD;

@@ -290,15 +290,15 @@ impl Process {
             || {
                 let agent = self.region.register_agent(self.me)?;
                 Ok(move |stop: &Stop| loop {
+                    // First: the word is compared inside the kernel, so no ring from here on is missed, nor a stop.
                     let rings = agent.doorbell.load(Acquire);
-                    if self.served.rang(agent) {
-                        self.region.run_pending(self.me);
-                    }
-                    // The word is compared inside the kernel: a ring in between is not missed.
-                    futex_wait(&agent.doorbell, rings, AGENT_NAP);
                     if *lock(&stop.asked) || !self.is_mine() {
                         return;
                     }
+                    if self.served.rang(agent) {
+                        self.region.run_pending(self.me);
+                    }
+                    futex_wait(&agent.doorbell, rings, AGENT_NAP);
                 })
             },
         )

@@ -33,6 +33,8 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// place in the table was taken for a dead process's: a server may have hundreds.
 const AGENT_NAP: Duration = Duration::from_secs(1);
 
+/// In a section of its own: a host that links the library may put beside it what it reads at each call itself.
+#[link_section = "atropos_hot"]
 static ACTIVE: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 /// In a forked child: the parent's object, until `after_fork` adopts it.
 static INHERITED: AtomicPtr<Process> = AtomicPtr::new(null_mut());
@@ -578,6 +580,16 @@ fn my_tid() -> u32 {
 #[inline]
 pub fn works_for(owner: &Owner) {
     owner.tid.store(my_tid(), Relaxed);
+}
+
+/// The same for a request that begins now; without a name where nobody asks for it, not with that of an earlier request.
+#[inline(always)]
+pub fn request_works_for(header: &Header, owner: &Owner) {
+    if header.clock.threads_named.load(Relaxed) != 0 {
+        works_for(owner);
+    } else if owner.tid.load(Relaxed) != 0 {
+        owner.tid.store(0, Relaxed);
+    }
 }
 
 /// The calling thread no longer works for the task it was bound to: what it does now is another's doing.

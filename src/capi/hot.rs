@@ -256,7 +256,7 @@ pub extern "C" fn atropos_task_request_begin(t: atropos_task_t, class_: u32) {
     guard((), || {
         let Some(process) = active() else { return };
         if let Some(slot) = process.task(t) {
-            crate::process::works_for(&slot.owner);
+            crate::process::request_works_for(process.header, &slot.owner);
             process.header.begin_request(slot, class_);
         }
     })
@@ -282,7 +282,7 @@ pub extern "C" fn atropos_task_enter(t: atropos_task_t, class_: u32, r: atropos_
     guard(0, || {
         let Some(process) = active() else { return 0 };
         process.task(t).map_or(0, |slot| {
-            crate::process::works_for(&slot.owner);
+            crate::process::request_works_for(process.header, &slot.owner);
             process.header.enter(slot, class_, r)
         })
     })

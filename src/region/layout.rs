@@ -11,7 +11,7 @@ use core::mem::size_of;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"atroposR");
 /// Raised with every change of this file that moves a field.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// For loom, which keeps and explores every atomic, a small table shows what a large one does.
 const fn sized(real: usize, model: usize) -> usize {
@@ -45,7 +45,7 @@ pub const DECISION_BYTES: usize = sized(4096, 8);
 pub const RETRIES: usize = sized(128, 1);
 
 /// Process-independent identity: a pid alone is reused.
-#[cfg_attr(loom, derive(Default))]
+#[derive(Default)]
 #[repr(C)]
 pub struct Owner {
     pub pid: AtomicU32,
@@ -87,6 +87,9 @@ pub struct Clock {
     pub ns_base: AtomicU64,
     /// ns = ns_base + ((tsc - tsc_base) * mult >> 32)
     pub mult: AtomicU64,
+    /// 1 = requests name the thread that begins them, for whoever samples threads. Where nobody does they save a look into
+    /// the thread's own storage, which is cold where many threads take turns: of all that a begin reads it costs most.
+    pub threads_named: AtomicU32,
 }
 
 /// The numbers of the configuration, as all processes of the region see them.

@@ -96,6 +96,7 @@ impl Header {
         } else if self.clock.coarse_ns.load(Relaxed) == 0 {
             self.clock.coarse_ns.store(self.clock.precise_ns(), Relaxed);
         }
+        self.clock.threads_named.store((config.system_cpu || config.system_io) as u32, Relaxed);
         self.clock.open.store(open as u32, Release);
         s.version.fetch_add(1, AcqRel);
         s.writer.store(0, Release);
@@ -133,6 +134,7 @@ impl Header {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::region::layout::Owner;
     use crate::region::Region;
 
     #[test]
@@ -155,6 +157,23 @@ mod tests {
         r.header().publish_settings(&Config { mode: Mode::Off, ..sent }).unwrap();
         assert_eq!(r.header().clock.open.load(Relaxed), 0);
     }
+
+    #[test]
+    fn requests_name_their_threads_while_threads_are_sampled() {
+        let r = Region::anonymous(16, 16).unwrap();
+        let sample = |system_cpu, system_io| {
+            r.header().publish_settings(&Config { system_cpu, system_io, ..Config::default() }).unwrap();
+            let owner = Owner::default();
+            owner.tid.store(4711, Relaxed);
+            crate::process::request_works_for(r.header(), &owner);
+            owner.tid.load(Relaxed)
+        };
+        assert_eq!(sample(false, false), 0, "the thread of an earlier request does not stand for this one");
+        // SAFETY: no arguments.
+        let me = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        assert_eq!((sample(true, false), sample(false, true), sample(false, false)), (me, me, 0));
+    }
+
     #[test]
     fn numbers_out_of_range_become_defaults() {
         let r = Region::anonymous(16, 16).unwrap();

@@ -111,23 +111,38 @@ typedef struct ath_shared
 
 extern ath_shared *ath_shared_memory; /* NULL: there is no region, and every hook returns at once */
 
-/* What a child has; what requests read of it is one line of the cache. */
+/*
+ * What a child has; what requests read of it is one line of the cache. Between two of a request's hooks the kernel and
+ * the rest of httpd run: each page and line that only we touch is cold by then. So the functions of APR that each request
+ * calls stand here, too, and not in two linkage tables.
+ */
 typedef struct ath_child_state
 {
     ath_row *row; /* NULL: it has not joined */
-    struct worker_place *places;
+    struct kept_place *places; /* one for each processor */
+    void (*cleanup_register)(apr_pool_t *, const void *, apr_status_t (*)(void *), apr_status_t (*)(void *));
+    apr_status_t (*cleanup_null)(void *);
+    int32_t rseq_offset; /* from the thread pointer to what the kernel tells each thread */
     uint32_t place_count;
+    uint8_t kept_in_place;
+    bool sections_tell;       /* some section of the configuration says something of its requests */
     int module_index;         /* as in the module's record */
     atropos_resource_t slots; /* the QUEUE resource: worker slots; the parent registers it */
-    bool sections_tell;       /* some section of the configuration says something of its requests */
 } __attribute__((aligned(64))) ath_child_state;
+
+_Static_assert(sizeof(ath_child_state) == 64, "one line of the cache");
 
 extern ath_child_state ath_child;
 
-/* As ap_get_module_config, for requests. */
+/* As ap_get_module_config and ap_set_module_config, for requests. */
 static inline void *ath_config(const ap_conf_vector_t *vector)
 {
     return ((void **)vector)[ath_child.module_index];
+}
+
+static inline void ath_set_config(ap_conf_vector_t *vector, void *value)
+{
+    ((void **)vector)[ath_child.module_index] = value;
 }
 
 int ath_post_config(apr_pool_t *pconf, apr_pool_t *plog, apr_pool_t *ptemp, server_rec *s);
@@ -171,15 +186,14 @@ struct atropos_request
     uint64_t token; /* 0 = no request; stored last when it begins; see request_gone for how it ends */
     atropos_task_t task;  /* 0 = none; kept for the next request where nothing but that it runs was told of this one */
     uint64_t scope;       /* of the task, in this request */
-    uint64_t sequence;
+    uint64_t turn;        /* its number, and in the higher bits how many requests it has been: the next token */
     struct ath_conn *conn;
     request_rec *r;       /* the request's thread only */
     int fd; /* under the lock; the client's socket while a worker has the connection, else -1: nobody may touch it */
-    uint32_t index;
+    uint32_t cancelling;  /* 1 while a canceller acts, or is about to look whether it may */
     ath_marks marks;
 
     pthread_mutex_t lock; /* held by the canceller while it acts */
-    uint32_t cancelling;  /* 1 while one acts, or is about to look whether it may */
     atropos_stop_fn stop; /* under the lock, as baton */
     void *baton;
     struct atropos_request *next_free;

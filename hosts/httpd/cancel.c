@@ -251,7 +251,7 @@ ATH_SELDOM static void add_filters(request_rec *r)
 
 ATH_HOT void ath_insert_filter(request_rec *r)
 {
-    if (ath_child.row != NULL && r->main == NULL && !ath_is_small_file(r))
+    if (r->main == NULL && !ath_is_small_file(r) && ath_child.row != NULL)
         add_filters(r);
 }
 

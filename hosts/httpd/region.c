@@ -21,7 +21,8 @@
 #include <unistd.h>
 
 ath_shared *ath_shared_memory;
-ath_child_state ath_child;
+/* Beside what the library reads at each call: the section is named as the library's, so that both share a page. */
+__attribute__((section("atropos_hot"))) ath_child_state ath_child;
 
 /* Children that die and their successors may have rows at the same time. */
 #define SPARE_ROWS 32

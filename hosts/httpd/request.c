@@ -14,78 +14,126 @@
 #include "apr_portable.h"
 #include "scoreboard.h"
 
+#include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+/* glibc from 2.35 on. */
+#if defined(__GLIBC__) && defined(__has_include) && defined(__has_builtin)
+#if __has_include(<sys/rseq.h>) && __has_builtin(__builtin_thread_pointer)
+#include <sys/rseq.h>
+#define ATH_HAVE_RSEQ
+#endif
+#endif
 
 /* Records by number, in blocks that are never freed. A task's key is its record's number, from 1. */
 #define BLOCK 256
 #define BLOCKS 256
+#define BLOCK_BYTES (BLOCK * sizeof(struct atropos_request))
 static struct atropos_request *blocks[BLOCKS];
 static uint32_t records;
 static struct atropos_request *free_records;
 static pthread_mutex_t records_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* token = sequence of the record << 16 | its number: no counter that threads share, and no token comes twice. */
+/* token = the record's turn << 16 | its number: no counter that threads share, and no token comes twice. */
 #define INDEX_BITS 16
+#define A_TURN (UINT64_C(1) << INDEX_BITS)
 
 /*
- * Each worker keeps the record that it used last, and with it the task: the next request then finds both in the caches,
- * and only has to say that it begins. The place is its thread's alone.
+ * Records that requests have left, each with its task, by the processor on which they ended: the next request there finds
+ * both in its caches, and only has to say that it begins. Under event a worker is on another processor time and again,
+ * so what it used last itself would be in the other one's caches.
  */
-struct worker_place
+#define KEPT 8
+struct kept_place
 {
-    uintptr_t thread; /* 0 = nobody's yet */
-    struct atropos_request *kept;
+    struct atropos_request *kept[KEPT]; /* NULL = free; exchanged by anybody */
 } __attribute__((aligned(64)));
-typedef struct worker_place worker_place;
+typedef struct kept_place kept_place;
+
+static void *make_zeroed(size_t bytes)
+{
+    const size_t page = 4096, whole = (bytes + page - 1) / page * page;
+    void *made = aligned_alloc(page, whole);
+
+    return made != NULL ? memset(made, 0, whole) : NULL;
+}
 
 void ath_requests_child_init(void)
 {
+    long processors = sysconf(_SC_NPROCESSORS_CONF);
     int threads = 0;
+    uint32_t count;
 
-    ap_mpm_query(AP_MPMQ_HARD_LIMIT_THREADS, &threads);
+    ath_child.cleanup_register = apr_pool_cleanup_register;
+    ath_child.cleanup_null = apr_pool_cleanup_null;
+#ifdef ATH_HAVE_RSEQ
+    ath_child.rseq_offset = (int32_t)__rseq_offset;
+#endif
+    ap_mpm_query(AP_MPMQ_MAX_THREADS, &threads);
     if (threads < 1)
         threads = 1;
-    ath_child.places = aligned_alloc(sizeof(worker_place), (size_t)threads * sizeof(worker_place));
-    ath_child.place_count = ath_child.places != NULL ? (uint32_t)threads : 0;
-    if (ath_child.places != NULL)
-        memset(ath_child.places, 0, (size_t)threads * sizeof(worker_place));
+    /* No more are kept than there are workers: the table of tasks has room for twice as many. */
+    count = processors < 1 ? 1 : (uint32_t)(processors < threads ? processors : threads);
+    ath_child.kept_in_place = (uint8_t)((uint32_t)threads / count < KEPT ? (uint32_t)threads / count : KEPT);
+    /* And the first records behind them: what most requests touch is one page. */
+    ath_child.places = make_zeroed(count * sizeof(kept_place) + BLOCK_BYTES);
+    ath_child.place_count = ath_child.places != NULL ? count : 0;
+    blocks[0] = ath_child.places != NULL ? (struct atropos_request *)(ath_child.places + count) : NULL;
 }
 
-/* Not 0, and no other living thread's. */
-static uintptr_t this_thread(void)
+/* A guess, for the thread may be moved at any moment: it decides what is fast, not what is right. */
+static inline uint32_t this_processor(void)
 {
-#if defined(__x86_64__) && defined(__has_builtin)
-#if __has_builtin(__builtin_thread_pointer)
-    return (uintptr_t)__builtin_thread_pointer();
+#ifdef ATH_HAVE_RSEQ
+    /* What the kernel keeps there for each thread. It is always a processor's number; 0 where it keeps nothing. */
+    const struct rseq *area = (const void *)((const char *)__builtin_thread_pointer() + ath_child.rseq_offset);
+
+    return __atomic_load_n(&area->cpu_id_start, __ATOMIC_RELAXED);
+#else
+    int cpu = sched_getcpu();
+
+    return cpu > 0 ? (uint32_t)cpu : 0;
 #endif
-#endif
-    return (uintptr_t)pthread_self();
 }
 
-/* The place of the worker that runs this; NULL = it is none, such as a thread of mod_http2's or the listener. */
-ATH_HOT static worker_place *my_place(const conn_rec *c)
+static inline kept_place *place_here(void)
 {
-    worker_place *place;
-    uintptr_t me = this_thread(), thread;
+    uint32_t processor = this_processor();
+
+    return &ath_child.places[processor < ath_child.place_count ? processor : processor % ath_child.place_count];
+}
+
+/* The one that was left last, or nearly; NULL = none. */
+ATH_HOT static struct atropos_request *take_kept(void)
+{
+    kept_place *place;
 
     if (ath_child.place_count == 0)
         return NULL;
-    /* MPMs number their workers through all children, and connections by the worker that has them. */
-    place = &ath_child.places[(uint32_t)c->id % ath_child.place_count];
-    thread = ATH_LOAD(place->thread);
-    if (thread == me)
-        return place;
-    if (thread == 0 && c->master == NULL && c->sbh != NULL &&
-        __atomic_compare_exchange_n(&place->thread, &thread, me, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        return place;
+    place = place_here();
+    for (uint32_t i = 0; i < ath_child.kept_in_place; i++) {
+        struct atropos_request *rec;
+
+        if (ATH_LOAD(place->kept[i]) != NULL &&
+            (rec = __atomic_exchange_n(&place->kept[i], NULL, __ATOMIC_ACQUIRE)) != NULL)
+            return rec;
+    }
     return NULL;
 }
 
-static void *make_block(void)
+/* Leaves it here; what then has no room any more, or NULL. */
+ATH_HOT static struct atropos_request *keep(struct atropos_request *rec)
 {
-    void *block = aligned_alloc(64, BLOCK * sizeof(struct atropos_request));
+    kept_place *place;
 
-    return block != NULL ? memset(block, 0, BLOCK * sizeof(struct atropos_request)) : NULL;
+    if (ath_child.place_count == 0)
+        return rec;
+    place = place_here();
+    for (uint32_t i = 0; i < ath_child.kept_in_place && rec != NULL; i++)
+        if (ATH_LOAD(place->kept[i]) == NULL)
+            rec = __atomic_exchange_n(&place->kept[i], rec, __ATOMIC_ACQ_REL);
+    return rec;
 }
 
 static struct atropos_request *take_free_record(void)
@@ -100,12 +148,12 @@ static struct atropos_request *take_free_record(void)
     else if (records < BLOCK * BLOCKS) {
         uint32_t index = records;
 
-        if (index % BLOCK == 0)
-            __atomic_store_n(&blocks[index / BLOCK], make_block(), __ATOMIC_RELEASE);
+        if (blocks[index / BLOCK] == NULL)
+            __atomic_store_n(&blocks[index / BLOCK], make_zeroed(BLOCK_BYTES), __ATOMIC_RELEASE);
         if (blocks[index / BLOCK] != NULL) {
             rec = &blocks[index / BLOCK][index % BLOCK];
             pthread_mutex_init(&rec->lock, NULL);
-            rec->index = index;
+            rec->turn = index;
             __atomic_store_n(&records, index + 1, __ATOMIC_RELEASE);
         }
     }
@@ -154,7 +202,7 @@ static ath_conn *make_conn(conn_rec *c)
 
     conn->c = c;
     conn->fd = -1;
-    ap_set_module_config(c->conn_config, &atropos_module, conn);
+    ath_set_config(c->conn_config, conn);
     return conn;
 }
 
@@ -258,7 +306,6 @@ ATH_HOT static apr_status_t request_gone(void *rec_)
 {
     struct atropos_request *rec = rec_;
     ath_conn *conn = rec->conn;
-    worker_place *place;
     int failed = rec->r->status >= HTTP_INTERNAL_SERVER_ERROR;
 
     /*
@@ -272,12 +319,9 @@ ATH_HOT static apr_status_t request_gone(void *rec_)
         ATH_STORE(conn->current, NULL);
     /* Gives the slot back as well, and whatever a module has said that it holds. */
     atropos_task_leave(rec->task, failed);
-    place = my_place(conn->c);
     if (rec->marks.labelled || rec->marks.scripted)
         free_task(rec);
-    if (place != NULL && place->kept == NULL)
-        place->kept = rec;
-    else
+    if ((rec = keep(rec)) != NULL)
         give_back(rec);
     return APR_SUCCESS;
 }
@@ -295,17 +339,13 @@ ATH_SELDOM static ath_conn *stream_conn(conn_rec *c)
     return conn;
 }
 
-/* A record with a new task, the one in its place if there is one. NULL: neither can be had. */
-ATH_SELDOM static struct atropos_request *new_task(worker_place *place)
+/* The record with a new task; NULL stands for a record that is free. NULL: neither can be had. */
+ATH_SELDOM static struct atropos_request *new_task(struct atropos_request *rec)
 {
-    struct atropos_request *rec = place != NULL ? place->kept : NULL;
-
-    if (rec != NULL)
-        place->kept = NULL;
-    else if ((rec = take_free_record()) == NULL)
+    if (rec == NULL && (rec = take_free_record()) == NULL)
         return NULL;
     /* Where there is none, because Atropos is off or the table is full, atropos_task_enter says so. */
-    rec->task = atropos_trace_task_create(rec->index + 1u);
+    rec->task = atropos_trace_task_create((uint32_t)(rec->turn % A_TURN) + 1);
     return rec;
 }
 
@@ -313,7 +353,6 @@ ATH_HOT int ath_post_read_request(request_rec *r)
 {
     conn_rec *c = r->connection;
     ath_conn *conn;
-    worker_place *place;
     struct atropos_request *rec;
 
     /* Whether the gate is open is seen by atropos_task_enter, which has it on the line that it reads anyway. */
@@ -324,10 +363,8 @@ ATH_HOT int ath_post_read_request(request_rec *r)
         return DECLINED;
     if (conn->current != NULL)
         end_slot(conn); /* pipelined: the answer before is still being written */
-    place = my_place(c);
-    if (place != NULL && (rec = place->kept) != NULL && rec->task != 0)
-        place->kept = NULL;
-    else if ((rec = new_task(place)) == NULL)
+    rec = take_kept();
+    if ((rec == NULL || rec->task == 0) && (rec = new_task(rec)) == NULL)
         return DECLINED;
     /* A worker has it, but for a stream. */
     rec->scope = atropos_task_enter(rec->task, 0, conn->fd >= 0 ? ath_child.slots : 0);
@@ -336,17 +373,17 @@ ATH_HOT int ath_post_read_request(request_rec *r)
         give_back(rec);
         return DECLINED;
     }
-    rec->sequence++;
+    rec->turn += A_TURN;
     rec->conn = conn;
     rec->r = r;
     rec->marks = (ath_marks){.slot_held = conn->fd >= 0};
     rec->fd = conn->fd;
     /* No lock: until the token is there, a canceller under the lock finds none and looks at nothing else. */
-    __atomic_store_n(&rec->token, rec->sequence << INDEX_BITS | rec->index, __ATOMIC_RELEASE);
+    __atomic_store_n(&rec->token, rec->turn, __ATOMIC_RELEASE);
     ATH_STORE(conn->current, rec);
-    ap_set_module_config(r->request_config, &atropos_module, rec);
+    ath_set_config(r->request_config, rec);
     /* Registered first, so it runs last: after the request was logged and everybody else has cleaned up. */
-    apr_pool_cleanup_register(r->pool, rec, request_gone, apr_pool_cleanup_null);
+    ath_child.cleanup_register(r->pool, rec, request_gone, ath_child.cleanup_null);
 
     if (conn->first) {
         conn->first = false;

@@ -563,7 +563,8 @@ fn conf(install: &Install, config: &Config, dir: &Path, port: u16) -> Result<Str
          Require all granted\n\
          <FilesMatch \"\\.php$\">\nSetHandler application/x-httpd-php\n</FilesMatch>\n\
          </Directory>\n\
-         <Location /server-status>\nSetHandler server-status\n</Location>\n",
+         <Location /server-status>\nSetHandler server-status\n</Location>\n\
+         <Location /atropos-status>\nSetHandler {page}\n</Location>\n",
         root = quoted(dir),
         backlog = config.backlog,
         pid = quoted(&dir.join("httpd.pid")),
@@ -572,13 +573,11 @@ fn conf(install: &Install, config: &Config, dir: &Path, port: u16) -> Result<Str
         www = quoted(&www),
         types = quoted(&install.prefix.join("conf/mime.types")),
         requests = config.keep_alive_requests,
+        // httpd compares each request with each section: with and without the module there are as many.
+        page = if config.atropos.is_some() { "atropos-status" } else { "none" },
     );
     if let Some(mode) = config.atropos {
-        text += &format!(
-            "Atropos {}\nAtroposDecisionLog {}\n<Location /atropos-status>\nSetHandler atropos-status\n</Location>\n",
-            mode.atropos(),
-            quoted(&dir.join("decisions.jsonl"))
-        );
+        text += &format!("Atropos {}\nAtroposDecisionLog {}\n", mode.atropos(), quoted(&dir.join("decisions.jsonl")));
     }
     text += &config.directives.iter().map(|d| format!("{d}\n")).collect::<String>();
     Ok(text)

@@ -20,8 +20,8 @@ const MEMBER_SHARE: f64 = 0.10;
 /// much as the first.
 const ALONE_SHARE: f64 = 0.5;
 const EQUAL_PART: f64 = 0.5;
-/// Such a one need have occupied its server only for this part of what the first must have: once the first goes, contention is
-/// too low for the rest to be looked at again.
+/// Whoever is looked at after the first pick need have occupied its server only for this part of what the first must have:
+/// once that one goes, contention is too low for the rest to be looked at again.
 const EQUAL_OCCUPATION_PART: u64 = 2;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;

@@ -13,6 +13,7 @@ pub mod measure;
 pub mod micro;
 pub mod mysql;
 pub mod overhead;
+pub mod pairs;
 pub mod pg;
 pub mod race;
 pub mod record;

@@ -2,13 +2,11 @@
 use anyhow::{bail, Context, Result};
 use atropos_bench::host::{self, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
-use atropos_bench::results::{self, Recorded};
+use atropos_bench::results::{self, JsonLines, Recorded};
 use atropos_bench::{
     cases, clock, guard, http, integration, load, machine, micro, mysql, overhead, pg, race, replay, runner,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -147,9 +145,9 @@ struct OverheadArgs {
     seconds: f64,
     #[arg(long, value_enum, default_value = "both")]
     workload: WorkloadArg,
-    /// Client threads (httpd: connections): few enough that nothing is overloaded
-    #[arg(long, default_value_t = 4)]
-    threads: u32,
+    /// Client threads (httpd: connections): few enough that nothing is overloaded. Default 8, httpd 4
+    #[arg(long)]
+    threads: Option<u32>,
     /// httpd: the MPM
     #[arg(long, value_enum, default_value = "event")]
     mpm: http::server::Mpm,
@@ -256,11 +254,6 @@ fn main() -> ExitCode {
     }
 }
 
-fn json_lines(path: Option<&PathBuf>) -> Result<Option<File>> {
-    path.map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
-        .transpose()
-}
-
 fn case(a: CaseArgs) -> Result<bool> {
     if a.list {
         for c in cases::all() {
@@ -304,7 +297,7 @@ fn case(a: CaseArgs) -> Result<bool> {
     let host = &*host::find(case.host, a.build, a.prefix.as_deref())?;
     let modes = modes(host.peers());
     let options = runner::Options { seed: a.seed, duration_s: a.duration, set: written_for(case.host, &a.set) };
-    let mut json = json_lines(a.json.as_ref())?;
+    let mut json = JsonLines::append_to(a.json.as_deref())?;
     eprintln!(
         "{}: {} ({} {}, {} rounds of {})",
         case.id,
@@ -316,9 +309,7 @@ fn case(a: CaseArgs) -> Result<bool> {
     );
     let records = runner::run_rounds(host, case, &modes, a.runs, &options, |r: &Record| {
         println!("{}", runner::summary(r));
-        if let Some(file) = &mut json {
-            writeln!(file, "{}", serde_json::to_string(r)?)?;
-        }
+        json.add(r);
         Ok(())
     })?;
     let judged = record::judge(case, &records);
@@ -367,13 +358,13 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
         let options = http::overhead::Options {
             pairs: a.pairs,
             seconds: a.seconds,
-            connections: a.threads,
+            connections: a.threads.unwrap_or(4),
             mpm: a.mpm,
             mode: a.mode,
             set: a.set.iter().map(|(name, value)| format!("{name} {value}")).collect(),
         };
         if a.instructions {
-            return http::cli::count(&options, a.record).map(|()| true);
+            return http::cli::count(&options, a.json.as_deref(), a.record).map(|()| true);
         }
         return http::cli::overhead(&options, a.json.as_deref(), a.record, OVERHEAD_FLOOR);
     }
@@ -390,12 +381,13 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
     let options = overhead::Options {
         pairs: a.pairs,
         seconds: a.seconds,
-        threads: a.threads,
+        // With half as many the scheduler goes back and forth between two rhythms a fifth apart.
+        threads: a.threads.unwrap_or(8),
         mode: a.mode,
         seed: a.seed,
         set: written_for(a.host, &a.set),
     };
-    let mut json = json_lines(a.json.as_ref())?;
+    let mut json = JsonLines::append_to(a.json.as_deref())?;
     let mut pairs = vec![];
     for workload in workloads {
         pairs.extend(overhead::run(vanilla, patched, workload, &options, |p| {
@@ -403,9 +395,7 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
                 "{} pair {}: vanilla {:.0} tps, patched {:.0} tps, ratio {:.4}, CPU for each transaction {:.4}",
                 p.workload, p.pair, p.vanilla_tps, p.patched_tps, p.tps_ratio, p.cpu_ratio
             );
-            if let (Some(file), Ok(line)) = (&mut json, serde_json::to_string(p)) {
-                let _ = writeln!(file, "{line}");
-            }
+            json.add(p);
         })?);
     }
     let (ok, text) = overhead::report(&pairs, OVERHEAD_FLOOR);
@@ -480,7 +470,7 @@ fn race_command(a: RaceArgs) -> Result<bool> {
         }
         HostId::Httpd => bail!("httpd has no race: its requests are cancelled by their own checks"),
     };
-    let mut json = json_lines(a.json.as_ref())?;
+    let mut json = JsonLines::append_to(a.json.as_deref())?;
     let limit = Duration::from_secs(a.limit);
     let mut ok = true;
     for (kind, name, race) in [(RaceKind::Contention, "contention", contention), (RaceKind::Aimed, "aimed", aimed)] {
@@ -489,9 +479,7 @@ fn race_command(a: RaceArgs) -> Result<bool> {
         }
         let report = race(a.statements, a.seed, limit)?;
         println!("{}", report.text(name));
-        if let Some(file) = &mut json {
-            writeln!(file, "{}", serde_json::to_string(&serde_json::json!({"race": name, "report": report}))?)?;
-        }
+        json.add(&serde_json::json!({"race": name, "report": report}));
         ok &= report.holds();
     }
     Ok(ok)

@@ -3,7 +3,8 @@ use crate::clock;
 use crate::machine::Machine;
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Serialize)]
@@ -14,6 +15,27 @@ pub struct Recorded<'a, T: Serialize> {
     pub versions: Vec<String>,
     pub settings: Vec<String>,
     pub results: &'a T,
+}
+
+/// The file of `--json`, if there is one: a line for each result, as soon as it is there.
+pub struct JsonLines(Option<File>);
+
+impl JsonLines {
+    pub fn append_to(path: Option<&Path>) -> Result<JsonLines> {
+        let open = |p: &Path| {
+            File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display()))
+        };
+        Ok(JsonLines(path.map(open).transpose()?))
+    }
+
+    /// What cannot be written is not worth a run of half an hour: it is said, and the run goes on.
+    pub fn add(&mut self, result: &impl Serialize) {
+        let Some(file) = &mut self.0 else { return };
+        let written = serde_json::to_string(result).map_err(Into::into).and_then(|line| writeln!(file, "{line}"));
+        if let Err(e) = written {
+            eprintln!("--json: a result could not be written: {e}");
+        }
+    }
 }
 
 /// This command, without what is the machine's own: paths, and that it was recorded.

@@ -7,11 +7,9 @@ use super::run::{self, Setup, WebRecord};
 use super::server::{base_settings, Mpm};
 use crate::host::Variant;
 use crate::record::{self, Mode};
-use crate::results::{self, Recorded};
+use crate::results::{self, JsonLines, Recorded};
 use crate::{clock, machine};
 use anyhow::{ensure, Context, Result};
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub struct CaseOptions {
@@ -53,7 +51,7 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
     let install = Install::find(o.build, o.prefix.as_deref())?;
     ensure!(o.slots.is_none_or(|s| (1..=64).contains(&s)), "--slots must be 1 to 64");
     let mpms = if o.mpms.is_empty() { vec![Mpm::Event, Mpm::Prefork] } else { o.mpms.clone() };
-    let mut json = json_lines(o.json.as_deref())?;
+    let mut json = JsonLines::append_to(o.json.as_deref())?;
     let mut text = format!("{}: {}\n", case.id, case.title);
     let mut records: Vec<WebRecord> = vec![];
     let mut all_hold = true;
@@ -79,9 +77,7 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
             );
             let of = run::run_rounds(&install, case, &o.modes, o.runs, &setup, |r| {
                 println!("{}", run::summary(r));
-                if let Some(file) = &mut json {
-                    writeln!(file, "{}", serde_json::to_string(r)?)?;
-                }
+                json.add(r);
                 Ok(())
             })?;
             let plain: Vec<_> = of.iter().map(|w| w.record.clone()).collect();
@@ -117,18 +113,15 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
     Ok(all_hold)
 }
 
-fn json_lines(path: Option<&Path>) -> Result<Option<File>> {
-    path.map(|p| File::options().create(true).append(true).open(p).with_context(|| format!("open {}", p.display())))
-        .transpose()
-}
-
 /// Counts the instructions of a request on both builds.
-pub fn count(o: &overhead::Options, record: bool) -> Result<()> {
+pub fn count(o: &overhead::Options, json: Option<&Path>, record: bool) -> Result<()> {
     let vanilla = Install::find(Variant::Vanilla, None)?;
     let patched = Install::find(Variant::Patched, None)?;
+    let mut json = JsonLines::append_to(json)?;
     let counts = count::run(&vanilla, &patched, o, |c| {
         let (mpm, more) = (c.mpm.name(), c.patched - c.vanilla);
         println!("{mpm} round {}: vanilla {:.0}, patched {:.0}, {more:.0} more", c.round, c.vanilla, c.patched);
+        json.add(c);
     })?;
     let text = count::report(&counts);
     println!("\n{text}");
@@ -154,7 +147,7 @@ pub fn count(o: &overhead::Options, record: bool) -> Result<()> {
 pub fn overhead(o: &overhead::Options, json: Option<&Path>, record: bool, floor: f64) -> Result<bool> {
     let vanilla = Install::find(Variant::Vanilla, None)?;
     let patched = Install::find(Variant::Patched, None)?;
-    let mut json = json_lines(json)?;
+    let mut json = JsonLines::append_to(json)?;
     let pairs = overhead::run(&vanilla, &patched, o, |p| {
         println!(
             "{} pair {}: vanilla {:.0} requests/s, patched {:.0}, ratio {:.4}, CPU for each request {:.4}",
@@ -165,9 +158,7 @@ pub fn overhead(o: &overhead::Options, json: Option<&Path>, record: bool, floor:
             p.rps_ratio,
             p.cpu_ratio
         );
-        if let (Some(file), Ok(line)) = (&mut json, serde_json::to_string(p)) {
-            let _ = writeln!(file, "{line}");
-        }
+        json.add(p);
     })?;
     let (ok, text) = overhead::report(&pairs, floor);
     println!("\n{text}");

@@ -1,4 +1,5 @@
 //! The overload cases, the load and the report.
+pub mod callgrind;
 pub mod cases;
 pub mod clock;
 pub mod decisions;

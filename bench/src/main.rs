@@ -4,7 +4,7 @@ use atropos_bench::host::{self, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, JsonLines, Recorded};
 use atropos_bench::{
-    cases, clock, guard, http, integration, load, machine, micro, mysql, overhead, pg, race, replay, runner,
+    callgrind, cases, clock, guard, http, integration, load, machine, micro, mysql, overhead, pg, race, replay, runner,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -163,7 +163,7 @@ struct OverheadArgs {
     set: Vec<Setting>,
     #[arg(long)]
     record: bool,
-    /// httpd: count the instructions of a request, by callgrind, instead of loading the servers; a round for each pair
+    /// httpd, MySQL: count the instructions of a request, by callgrind, instead of loading the servers; a round for each pair
     #[arg(long)]
     instructions: bool,
 }
@@ -368,9 +368,6 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
         }
         return http::cli::overhead(&options, a.json.as_deref(), a.record, OVERHEAD_FLOOR);
     }
-    if a.instructions {
-        bail!("--instructions: only httpd's requests can be counted (--host httpd)");
-    }
     let vanilla = &*host::find(a.host, Variant::Vanilla, None)?;
     let patched = &*host::find(a.host, Variant::Patched, None)?;
     let workloads = match a.workload {
@@ -388,6 +385,9 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
         set: written_for(a.host, &a.set),
     };
     let mut json = JsonLines::append_to(a.json.as_deref())?;
+    if a.instructions {
+        return count_command(&a, &workloads, &options, &mut json).map(|()| true);
+    }
     let mut pairs = vec![];
     for workload in workloads {
         pairs.extend(overhead::run(vanilla, patched, workload, &options, |p| {
@@ -406,18 +406,49 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
             command: &results::command_line(),
             machine: machine::Machine::here(),
             versions: vec![format!("{} {}", a.host.title(), patched.version()), load::version()],
-            settings: patched
-                .base_settings()
-                .into_iter()
-                .chain(options.set)
-                .map(|(n, v)| format!("{n} = {v}"))
-                .chain([format!("Atropos's mode = {}", a.mode.name())])
-                .collect(),
+            settings: settings_of(patched, &options),
             results: &pairs,
         };
         results::record(&recorded_name("overhead", a.host), &recorded, &text)?;
     }
     Ok(ok)
+}
+
+fn settings_of(patched: &dyn host::Host, options: &overhead::Options) -> Vec<String> {
+    let all = patched.base_settings().into_iter().chain(options.set.iter().cloned());
+    all.map(|(n, v)| format!("{n} = {v}")).chain([format!("Atropos's mode = {}", options.mode.name())]).collect()
+}
+
+/// Counts the instructions of a transaction on both builds.
+fn count_command(
+    a: &OverheadArgs,
+    workloads: &[overhead::Workload],
+    options: &overhead::Options,
+    json: &mut JsonLines,
+) -> Result<()> {
+    if a.host != HostId::Mysql {
+        bail!("--instructions: only what httpd and MySQL execute for a request can be counted (--host httpd | mysql)");
+    }
+    let vanilla = mysql::install::Install::find(Variant::Vanilla, None)?;
+    let patched = mysql::install::Install::find(Variant::Patched, None)?;
+    let counts = mysql::count::run(&vanilla, &patched, workloads, options, |c| {
+        println!("{}", c.line());
+        json.add(c);
+    })?;
+    let text = callgrind::report(&counts);
+    println!("\n{text}");
+    if a.record {
+        let recorded = Recorded {
+            date: clock::today(),
+            command: &results::command_line(),
+            machine: machine::Machine::here(),
+            versions: vec![format!("{} {}", a.host.title(), host::Host::version(&patched))],
+            settings: settings_of(&patched, options),
+            results: &counts,
+        };
+        results::record(&recorded_name("instructions", a.host), &recorded, &text)?;
+    }
+    Ok(())
 }
 
 /// Results on other hosts than the first one carry its name.

@@ -20,7 +20,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    fn test(self) -> &'static str {
+    pub fn test(self) -> &'static str {
         match self {
             Workload::ReadOnly => "read_only",
             Workload::ReadWrite => "read_write",

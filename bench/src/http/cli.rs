@@ -8,7 +8,7 @@ use super::server::{base_settings, Mpm};
 use crate::host::Variant;
 use crate::record::{self, Mode};
 use crate::results::{self, JsonLines, Recorded};
-use crate::{clock, machine};
+use crate::{callgrind, clock, machine};
 use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -119,11 +119,10 @@ pub fn count(o: &overhead::Options, json: Option<&Path>, record: bool) -> Result
     let patched = Install::find(Variant::Patched, None)?;
     let mut json = JsonLines::append_to(json)?;
     let counts = count::run(&vanilla, &patched, o, |c| {
-        let (mpm, more) = (c.mpm.name(), c.patched - c.vanilla);
-        println!("{mpm} round {}: vanilla {:.0}, patched {:.0}, {more:.0} more", c.round, c.vanilla, c.patched);
+        println!("{}", c.line());
         json.add(c);
     })?;
-    let text = count::report(&counts);
+    let text = callgrind::report(&counts);
     println!("\n{text}");
     if record {
         let recorded = Recorded {

@@ -1,42 +1,27 @@
-//! How many instructions a request costs httpd, with and without Atropos, counted by callgrind. Unlike a time, a count is the
-//! same on a busy machine, so it resolves what throughput cannot.
-//!
-//! Counted are the instructions outside the kernel, of one process that serves one connection. What the server does to
-//! start and to end drops out: the same is counted with fewer requests and taken off. The controller's thread is left
-//! out, for its steps go by the clock, which under callgrind has fifty times as many ticks to a request.
+//! httpd's instructions for a small file over a kept-alive connection (`callgrind`): of one process that serves one
+//! connection.
 use super::client::{get, Connection};
 use super::install::Install;
 use super::overhead::Options;
-use super::server::{Config, Httpd, Mpm, STATIC_PAGE};
-use crate::measure;
-use crate::record::{markdown, Mode};
-use anyhow::{anyhow, ensure, Context, Result};
-use serde::Serialize;
+use super::server::{Config, Httpd, STATIC_PAGE};
+use crate::callgrind::{self, Count, Runs};
+use crate::record::Mode;
+use anyhow::{anyhow, ensure, Result};
 use std::time::{Duration, Instant};
 
-/// Requests of the two runs whose difference is taken.
-const FEW: u32 = 200;
-const MANY: u32 = 1200;
+const RUNS: Runs = Runs { few: 200, many: 1200 };
 const SLOTS: u32 = 4;
 /// What only the controller's thread runs.
 const CONTROLLER: &str = "Controller::tick";
 
-#[derive(Clone, Debug, Serialize)]
-pub struct Count {
-    pub mpm: Mpm,
-    pub round: u32,
-    pub vanilla: f64,
-    pub patched: f64,
-}
-
 pub fn run(vanilla: &Install, patched: &Install, o: &Options, mut each: impl FnMut(&Count)) -> Result<Vec<Count>> {
     let mut counts = vec![];
     for round in 1..=o.pairs {
-        let of = |install, atropos| -> Result<f64> {
-            let [few, many] = [FEW, MANY].map(|requests| instructions(install, atropos, o, requests));
-            Ok((many? as f64 - few? as f64) / f64::from(MANY - FEW))
-        };
-        let count = Count { mpm: o.mpm, round, vanilla: of(vanilla, None)?, patched: of(patched, Some(o.mode))? };
+        let what = format!("static page, {}", o.mpm.name());
+        let count = Count::take(&what, round, RUNS, |is_patched, requests| {
+            let (install, atropos) = if is_patched { (patched, Some(o.mode)) } else { (vanilla, None) };
+            instructions(install, atropos, o, requests)
+        })?;
         each(&count);
         counts.push(count);
     }
@@ -64,42 +49,5 @@ fn instructions(install: &Install, atropos: Option<Mode>, o: &Options, requests:
     if atropos.is_some() {
         ensure!(threads.iter().any(|t| t.contains(CONTROLLER)), "no thread of the counted server ran {CONTROLLER}");
     }
-    threads.iter().filter(|t| !t.contains(CONTROLLER)).map(|t| total(t)).sum()
-}
-
-/// What a thread executed, from callgrind's file of it.
-fn total(file: &str) -> Result<u64> {
-    let line = file.lines().find_map(|l| l.strip_prefix("totals: ").or_else(|| l.strip_prefix("summary: ")));
-    let number = line.and_then(|l| l.split_whitespace().next()?.parse().ok());
-    number.context("callgrind's file has no totals: did the server end by itself?")
-}
-
-pub fn report(counts: &[Count]) -> String {
-    let cell = |f: fn(&Count) -> f64| {
-        measure::spread(counts.iter().map(f)).map_or("-".into(), |(m, lo, hi)| format!("{m:.0} ({lo:.0}..{hi:.0})"))
-    };
-    let mpm = counts.first().map_or("-", |c| c.mpm.name());
-    let rows = [
-        ["instructions a request", "rounds", "vanilla", "patched", "more"].map(String::from).to_vec(),
-        vec![
-            format!("static page, {mpm}"),
-            counts.len().to_string(),
-            cell(|c| c.vanilla),
-            cell(|c| c.patched),
-            cell(|c| c.patched - c.vanilla),
-        ],
-    ];
-    format!("{}\nOutside the kernel, without the controller's thread; median (smallest..largest).\n", markdown(&rows))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn callgrinds_total_is_read() {
-        assert_eq!(total("events: Ir\nfn=(1) main\n16 400\n\ntotals: 14752\n").unwrap(), 14752);
-        assert_eq!(total("events: Ir\nsummary: 77\n").unwrap(), 77);
-        assert!(total("events: Ir\n").unwrap_err().to_string().contains("no totals"));
-    }
+    threads.iter().filter(|t| !t.contains(CONTROLLER)).map(|t| callgrind::total(t)).sum()
 }

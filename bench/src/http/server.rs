@@ -1,6 +1,7 @@
 //! One httpd with PHP that lives as long as a run: its own folder, a free port on the loopback, everything from code.
 use super::client::{self, get, Visit};
 use super::install::Install;
+use crate::callgrind;
 use crate::dirs::{keep_logs, new_run_dir, server_command, server_identity};
 use crate::guard::{self, Guarded};
 use crate::record::Mode;
@@ -109,8 +110,6 @@ const PAGES: &[(&str, &str)] = &[
     ("work.php", include_str!("www/work.php")),
 ];
 pub const STATIC_PAGE: &str = "/index.html";
-/// What callgrind writes, in the run's folder.
-const COUNTED: &str = "callgrind.out";
 /// Fits in one segment with its header.
 const STATIC_BYTES: usize = 1024;
 
@@ -180,10 +179,9 @@ impl Httpd {
         };
         let said = File::create(dir.join("stderr.log"))?;
         let mut command = if config.counted {
-            let mut valgrind = server_command(Path::new("valgrind"), &dir)?;
-            valgrind.args(["--tool=callgrind", "--separate-threads=yes"]);
-            valgrind.arg(format!("--callgrind-out-file={COUNTED}")).arg(install.httpd()).arg("-X");
-            valgrind
+            let mut httpd = callgrind::server_command_counted(&install.httpd(), &dir)?;
+            httpd.arg("-X");
+            httpd
         } else {
             let mut httpd = server_command(&install.httpd(), &dir)?;
             httpd.arg("-DFOREGROUND");
@@ -433,16 +431,7 @@ impl Httpd {
     /// Ends a counted server; callgrind's file of each of its threads.
     pub fn finish_counted(mut self) -> Result<Vec<String>> {
         self.server.stop(libc::SIGTERM, Duration::from_secs(60));
-        let mut files = vec![];
-        for entry in fs::read_dir(&self.dir)? {
-            let path = entry?.path();
-            // One for each thread, with its number behind the name.
-            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            if name.strip_prefix(COUNTED).is_some_and(|n| n.starts_with('-')) {
-                files.push(fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?);
-            }
-        }
-        ensure!(!files.is_empty(), "callgrind left no file behind:\n{}", self.log_tail(15));
+        let files = callgrind::threads(&self.dir)?;
         self.finished = true;
         Ok(files)
     }

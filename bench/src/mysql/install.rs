@@ -62,6 +62,7 @@ impl Install {
         mode: Option<Mode>,
         settings: &[Setting],
         name: &str,
+        counted: bool,
     ) -> Result<Mysqld> {
         let template = template::data_dir(self, dataset)?;
         let dir = new_run_dir()?;
@@ -75,7 +76,7 @@ impl Install {
             all.extend(TIMEOUTS.map(|(name, value)| setting(name, value)));
         }
         all.extend(settings.iter().cloned());
-        let server = Mysqld::start_copy(self, dir, &template, &all, name)?;
+        let server = Mysqld::start_copy(self, dir, &template, &all, name, counted)?;
         if mode.is_some() && self.loaded() {
             // It fails open: a server without the plugin would make every run look like mode off.
             let ask = "SELECT PLUGIN_STATUS FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'atropos'";
@@ -110,7 +111,7 @@ impl Host for Install {
         settings: &[Setting],
         name: &str,
     ) -> Result<Box<dyn Server>> {
-        Ok(Box::new(self.start_server(dataset, mode, settings, name)?))
+        Ok(Box::new(self.start_server(dataset, mode, settings, name, false)?))
     }
 
     fn peers(&self) -> &'static [Mode] {

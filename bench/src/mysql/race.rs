@@ -36,7 +36,7 @@ fn start(install: &Install, extra: &[(&str, &str)]) -> Result<Mysqld> {
         .chain(&[("innodb_flush_log_at_trx_commit", "0"), ("sync_binlog", "0")])
         .map(|(n, v)| setting(n, v))
         .collect();
-    install.start_server(&dataset, Some(Mode::Enforce), &settings, "race")
+    install.start_server(&dataset, Some(Mode::Enforce), &settings, "race", false)
 }
 
 fn end(server: Mysqld) -> Result<()> {

@@ -3,6 +3,7 @@
 //! It never listens on TCP.
 use super::install::Install;
 use super::session;
+use crate::callgrind;
 use crate::dirs::{copy_template, keep_logs, server_command};
 use crate::guard::{self, Guarded};
 use crate::host::{setting, Server, Setting, DECISION_LOG};
@@ -74,30 +75,42 @@ impl Mysqld {
         template: &Path,
         settings: &[Setting],
         name: &str,
+        counted: bool,
     ) -> Result<Mysqld> {
         copy_template(template, &dir)?;
         // Each server has its own identity; a copied one would be the template's.
         let _ = fs::remove_file(dir.join("data/auto.cnf"));
-        Self::start_in(install, dir, settings, name)
+        Self::start_in(install, dir, settings, name, counted)
     }
 
-    /// Starts a server on `dir`/data, which exists. `dir` belongs to it from here on.
-    pub fn start_in(install: &Install, dir: PathBuf, settings: &[Setting], name: &str) -> Result<Mysqld> {
+    /// Starts a server on `dir`/data, which exists. `dir` belongs to it from here on. `counted`: under callgrind.
+    pub fn start_in(
+        install: &Install,
+        dir: PathBuf,
+        settings: &[Setting],
+        name: &str,
+        counted: bool,
+    ) -> Result<Mysqld> {
         let mut all = base_settings();
         all.extend(settings.iter().cloned());
         fs::write(dir.join("my.cnf"), option_file(&install.prefix, &dir, &all))?;
         let log = File::create(dir.join("server.log"))?;
-        let mut command = server_command(&install.prefix.join("bin/mysqld"), &dir)?;
+        let mysqld = install.prefix.join("bin/mysqld");
+        let (mut command, patience) = if counted {
+            (callgrind::server_command_counted(&mysqld, &dir)?, Duration::from_secs(600))
+        } else {
+            (server_command(&mysqld, &dir)?, Duration::from_secs(60))
+        };
         command.arg(format!("--defaults-file={}", dir.join("my.cnf").display()));
         command.stdout(log.try_clone()?).stderr(log);
         let server = Guarded::spawn(command, libc::SIGKILL, Some(dir.clone()))?;
         let mut server = Mysqld { dir, server, name: name.to_owned(), finished: false };
-        server.wait_ready()?;
+        server.wait_ready(patience)?;
         Ok(server)
     }
 
-    fn wait_ready(&mut self) -> Result<()> {
-        let give_up = Instant::now() + Duration::from_secs(60);
+    fn wait_ready(&mut self, patience: Duration) -> Result<()> {
+        let give_up = Instant::now() + patience;
         loop {
             if !self.server.running()? {
                 bail!("the server of {} ended while starting:\n{}", self.name, self.log_tail(15));
@@ -105,7 +118,7 @@ impl Mysqld {
             match self.admin() {
                 Ok(_) => return Ok(()),
                 Err(e) if Instant::now() > give_up => bail!(
-                    "the server of {} did not accept connections within 60 s ({e:#}):\n{}",
+                    "the server of {} did not accept connections within {patience:?} ({e:#}):\n{}",
                     self.name,
                     self.log_tail(15)
                 ),
@@ -127,6 +140,14 @@ impl Mysqld {
         let log = self.log();
         let all: Vec<_> = log.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
+    }
+
+    /// Ends a counted server; callgrind's file of each of its threads.
+    pub fn finish_counted(mut self) -> Result<Vec<String>> {
+        self.server.stop(libc::SIGTERM, Duration::from_secs(600));
+        let files = callgrind::threads(&self.dir)?;
+        self.finished = true;
+        Ok(files)
     }
 
     /// Ends the server and hands its folder over instead of removing it.

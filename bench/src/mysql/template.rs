@@ -42,7 +42,7 @@ fn prepare(install: &Install, dataset: &Dataset, home: &Path) -> Result<()> {
         let _ = fs::remove_dir_all(&dir);
         bail!("mysqld --initialize-insecure failed ({}): {}", out.status, String::from_utf8_lossy(&out.stderr));
     }
-    let server = Mysqld::start_in(install, dir, &settings, "prepare")?;
+    let server = Mysqld::start_in(install, dir, &settings, "prepare", false)?;
     let mut client = server.admin()?;
     client.query_drop(format!("CREATE DATABASE {}", session::DATABASE))?;
     client.query_drop(format!("CREATE USER {}@localhost", session::USER))?;

@@ -10,7 +10,7 @@ use std::{
     ffi::{c_char, c_int, c_uint, CStr, CString},
     fs,
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     time::Duration,
 };
@@ -43,7 +43,7 @@ struct Host {
 
 impl Host {
     fn build() -> Host {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("bench lies in the workspace");
+        let root = atropos_link::checkout();
         // target/<profile>/deps/hot-…
         let exe = env::current_exe().expect("a bench knows its own path");
         let target = exe.ancestors().nth(3).expect("target/<profile>/deps");

@@ -54,7 +54,7 @@ pub fn command_line() -> String {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
+    atropos_link::checkout().join("bench/results")
 }
 
 /// Writes both files; says where. A second record of the same day gets a number.

@@ -14,7 +14,7 @@ use std::{
 
 /// The checkout's root.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("ffi-tests lies in the workspace")
+    atropos_link::checkout()
 }
 
 /// A folder of this process for what a test builds; kept for a look after a failure, replaced by the next run.

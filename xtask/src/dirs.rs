@@ -12,7 +12,7 @@ pub const SERVER_USER: &str = "atropos";
 const ROOT_SHARED: &str = "/var/cache/atropos";
 
 pub fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+    atropos_link::checkout()
 }
 
 pub fn is_root() -> bool {

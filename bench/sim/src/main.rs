@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Report { smoke: true, seed, .. } => smoke(seed),
         Command::Report { scenarios, seed, out, .. } => {
-            let results = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../results"));
+            let results = atropos_link::checkout().join("bench/results");
             let path = report::write(seed, scenarios, &out.unwrap_or(results))?;
             println!("{}", path.display());
             Ok(())

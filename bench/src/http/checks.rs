@@ -14,7 +14,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,7 +48,7 @@ pub const CHECKS: &[Check<Install>] = &[
 
 /// The scripts of the PHP extension's own tests.
 fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hosts/php/tests")
+    atropos_link::checkout().join("hosts/php/tests")
 }
 
 fn enforcing(mpm: Mpm, children: u32, threads: u32) -> Config {

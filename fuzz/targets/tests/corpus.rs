@@ -32,7 +32,9 @@ fn replay(target: &str) {
         std::process::abort();
     }));
     let (_, run) = TARGETS.into_iter().find(|(name, _)| *name == target).expect("one of the targets");
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../corpus").join(target);
+    // Not as compiled in: that may be another checkout's, with which this one shares a target folder.
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo runs this test");
+    let dir = Path::new(&here).join("../corpus").join(target);
     let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
     let mut files: Vec<_> = entries.map(|entry| entry.expect("readable").path()).collect();
     files.sort();

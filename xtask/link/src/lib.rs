@@ -7,6 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::{env, fs, process};
 
 /// The name that programs ask for at run time. Its number changes when a symbol or a struct's field goes or changes.
@@ -27,10 +28,28 @@ const FLAGS: [&str; 8] = [
     "-Wl,-z,nodelete",
 ];
 
+const MAP: &str = "src/capi/libatropos.map";
+
+/// The root of the checkout that is worked in.
+///
+/// Where two checkouts share a target folder, cargo takes a program that one of them has built for the other's, too: the
+/// path that was compiled in may be the other one's. What cargo says as it starts a program comes first.
+pub fn checkout() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let told = env::var_os("CARGO_MANIFEST_DIR");
+        let root = told.and_then(|dir| root_above(Path::new(&dir)));
+        root.or_else(|| root_above(Path::new(env!("CARGO_MANIFEST_DIR")))).expect("this crate lies in a checkout")
+    })
+}
+
+fn root_above(dir: &Path) -> Option<PathBuf> {
+    dir.ancestors().find(|d| d.join(MAP).is_file()).map(Path::to_owned)
+}
+
 /// `src/capi/libatropos.map` of this checkout.
 pub fn version_map() -> PathBuf {
-    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("lies two folders deep");
-    checkout.join("src/capi/libatropos.map")
+    checkout().join(MAP)
 }
 
 /// A version of the map and the names that came with it.
@@ -101,6 +120,14 @@ fn link(archive: &Path, out: &Path, more: &[&str]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_checkout_is_the_one_that_cargo_works_in() {
+        let told = env::var_os("CARGO_MANIFEST_DIR").expect("cargo runs the tests");
+        assert_eq!(Some(checkout().to_owned()), root_above(Path::new(&told)));
+        assert_eq!(root_above(&checkout().join("bench/sim")).as_deref(), Some(checkout()));
+        assert!(version_map().is_file() && root_above(Path::new("/")).is_none());
+    }
 
     #[test]
     fn a_map_is_read_and_its_rubbish_refused() {

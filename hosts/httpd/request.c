@@ -339,7 +339,7 @@ ATH_SELDOM static ath_conn *stream_conn(conn_rec *c)
     return conn;
 }
 
-/* The record with a new task; NULL stands for a record that is free. NULL: neither can be had. */
+/* Gives the record a new task; NULL stands for a free record. NULL: neither can be had. */
 ATH_SELDOM static struct atropos_request *new_task(struct atropos_request *rec)
 {
     if (rec == NULL && (rec = take_free_record()) == NULL)

@@ -309,8 +309,7 @@ fn case(a: CaseArgs) -> Result<bool> {
     );
     let records = runner::run_rounds(host, case, &modes, a.runs, &options, |r: &Record| {
         println!("{}", runner::summary(r));
-        json.add(r);
-        Ok(())
+        json.add(r)
     })?;
     let judged = record::judge(case, &records);
     let mut text = format!(
@@ -395,7 +394,7 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
                 "{} pair {}: vanilla {:.0} tps, patched {:.0} tps, ratio {:.4}, CPU for each transaction {:.4}",
                 p.workload, p.pair, p.vanilla_tps, p.patched_tps, p.tps_ratio, p.cpu_ratio
             );
-            json.add(p);
+            json.add_or_say(p);
         })?);
     }
     let (ok, text) = overhead::report(&pairs, OVERHEAD_FLOOR);
@@ -433,7 +432,7 @@ fn count_command(
     let patched = mysql::install::Install::find(Variant::Patched, None)?;
     let counts = mysql::count::run(&vanilla, &patched, workloads, options, |c| {
         println!("{}", c.line());
-        json.add(c);
+        json.add_or_say(c);
     })?;
     let text = callgrind::report(&counts);
     println!("\n{text}");
@@ -510,7 +509,7 @@ fn race_command(a: RaceArgs) -> Result<bool> {
         }
         let report = race(a.statements, a.seed, limit)?;
         println!("{}", report.text(name));
-        json.add(&serde_json::json!({"race": name, "report": report}));
+        json.add(&serde_json::json!({"race": name, "report": report}))?;
         ok &= report.holds();
     }
     Ok(ok)

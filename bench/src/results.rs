@@ -28,12 +28,15 @@ impl JsonLines {
         Ok(JsonLines(path.map(open).transpose()?))
     }
 
-    /// What cannot be written is not worth a run of half an hour: it is said, and the run goes on.
-    pub fn add(&mut self, result: &impl Serialize) {
-        let Some(file) = &mut self.0 else { return };
-        let written = serde_json::to_string(result).map_err(Into::into).and_then(|line| writeln!(file, "{line}"));
-        if let Err(e) = written {
-            eprintln!("--json: a result could not be written: {e}");
+    pub fn add(&mut self, result: &impl Serialize) -> Result<()> {
+        let Some(file) = &mut self.0 else { return Ok(()) };
+        writeln!(file, "{}", serde_json::to_string(result)?).context("write to the file of --json")
+    }
+
+    /// For results that are kept and shown at the end anyway: it is said, and a run of half an hour goes on.
+    pub fn add_or_say(&mut self, result: &impl Serialize) {
+        if let Err(e) = self.add(result) {
+            eprintln!("{e:#}");
         }
     }
 }

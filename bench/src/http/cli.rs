@@ -77,8 +77,7 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
             );
             let of = run::run_rounds(&install, case, &o.modes, o.runs, &setup, |r| {
                 println!("{}", run::summary(r));
-                json.add(r);
-                Ok(())
+                json.add(r)
             })?;
             let plain: Vec<_> = of.iter().map(|w| w.record.clone()).collect();
             text += &format!(
@@ -120,7 +119,7 @@ pub fn count(o: &overhead::Options, json: Option<&Path>, record: bool) -> Result
     let mut json = JsonLines::append_to(json)?;
     let counts = count::run(&vanilla, &patched, o, |c| {
         println!("{}", c.line());
-        json.add(c);
+        json.add_or_say(c);
     })?;
     let text = callgrind::report(&counts);
     println!("\n{text}");
@@ -157,7 +156,7 @@ pub fn overhead(o: &overhead::Options, json: Option<&Path>, record: bool, floor:
             p.rps_ratio,
             p.cpu_ratio
         );
-        json.add(p);
+        json.add_or_say(p);
     })?;
     let (ok, text) = overhead::report(&pairs, floor);
     println!("\n{text}");

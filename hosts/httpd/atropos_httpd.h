@@ -168,7 +168,7 @@ typedef struct ath_marks
 {
     uint8_t rung;     /* of the ladder, the highest so far; written under the lock, read anywhere */
     uint8_t phase;    /* ath_phase; written by the request's thread, read anywhere: a late reader cuts a cancelled request */
-    /* the request's thread only, but `filtered`, which is read anywhere */
+    /* the request's thread only, but `filtered` and `answered`, which are read anywhere */
     uint8_t filtered; /* looks at the cancel flag in its filters */
     uint8_t slot_held;
     uint8_t scripted; /* an interpreter has entered: it answers for itself */

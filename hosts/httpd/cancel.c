@@ -51,22 +51,28 @@ static void cut_connection(struct atropos_request *rec)
         ATH_ADD(ath_child.row->connections_cut, 1);
 }
 
-/* Under the record's lock. `first`: no cancel came before this one. */
+/*
+ * Under the record's lock. `first`: no cancel came before this one. Repeats may come while the 503 is being written, which
+ * takes long where a filter or the client is slow: it stays whole until somebody says that it takes too long.
+ */
 static ath_step climb(struct atropos_request *rec, int rung, bool first)
 {
     ath_phase phase = ATH_LOAD(rec->marks.phase);
+    bool answered = ATH_LOAD(rec->marks.answered);
 
     if (rec->stop != NULL) {
         int told = rec->stop(rec->baton, rec->token, rung);
 
-        if (phase == ATH_PHASE_READING || told == ATROPOS_STOP_CLIENT_READ)
+        if (told == ATROPOS_STOP_CLIENT_READ || (phase == ATH_PHASE_READING && !answered))
             cut_reading(rec);
-        else if (phase == ATH_PHASE_WRITING || told == ATROPOS_STOP_CLIENT_WRITE)
+        else if (told == ATROPOS_STOP_CLIENT_WRITE || (phase == ATH_PHASE_WRITING && !answered))
             cut_connection(rec);
         if (told != ATROPOS_STOP_CANNOT)
             ATH_ADD(ath_child.row->scripts_told, 1);
         return told != ATROPOS_STOP_CANNOT ? ATH_STEP_SCRIPT : ATH_STEP_NONE;
     }
+    if (answered && rung == 1)
+        return ATH_STEP_COOPERATE;
     if (phase == ATH_PHASE_READING && rung == 1) {
         cut_reading(rec);
         return ATH_STEP_READ;
@@ -123,7 +129,7 @@ static bool claim_refusal(struct atropos_request *rec, request_rec *r)
 
     if (rec->marks.started || rec->marks.answered || r->main != NULL || r->connection->aborted)
         return false;
-    rec->marks.answered = true;
+    ATH_STORE(rec->marks.answered, true);
     if (seconds > 0)
         apr_table_setn(r->err_headers_out, "Retry-After", apr_itoa(r->pool, seconds));
     ATH_ADD(ath_child.row->refused, 1);

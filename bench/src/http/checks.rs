@@ -35,6 +35,7 @@ pub const CHECKS: &[Check<Install>] = &[
     ("a protected location is never cancelled", protected),
     ("slow readers that hold every worker of prefork are cut off", slow_readers),
     ("a script that writes to a client that does not read is cut off", endless_output),
+    ("a stopped script's 503 arrives whole through a slow filter", slow_refusal),
     ("every kind of script can be stopped, on event", |i, s| matrix(i, s, Mpm::Event)),
     ("every kind of script can be stopped, on prefork", |i, s| matrix(i, s, Mpm::Prefork)),
     ("graceful restarts under load with scripts in flight, on event", |i, s| graceful(i, s, Mpm::Event)),
@@ -308,6 +309,35 @@ fn endless_output(install: &Install, seed: u64) -> Result<String> {
     ensure!(log.bad.is_empty(), "the load saw {:?}", log.bad[0]);
     server.finish()?;
     Ok(format!("told {} ms after it began, the worker free {free_ms} ms later", (told - asked).as_millis()))
+}
+
+/// Cancels are repeated until the script has ended, so some come while its 503 is on the way through a slow filter.
+fn slow_refusal(install: &Install, seed: u64) -> Result<String> {
+    let mut config = enforcing(Mpm::Event, 1, 1);
+    let module = install.module("mod_ratelimit").context("this httpd has no mod_ratelimit")?;
+    config.directives.push(format!("LoadModule ratelimit_module \"{}\"", module.display()));
+    // Two KiB a second, in a piece each 200 ms: the answer takes two or three.
+    config.directives.push("<Location /long.php>\nSetOutputFilter RATE_LIMIT\nSetEnv rate-limit 2\n</Location>".into());
+    let server = Httpd::start(install, &config, None, "slow-refusal")?;
+    let load = load::start(server.address, &[statics(3)], seed)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let asked = Instant::now();
+    let stop = Arc::new(AtomicBool::new(false));
+    let requests = begin(&server, "limited", 1, "?s=20", &stop)?;
+    while acted(&server) == 0 {
+        ensure!(asked.elapsed() < Duration::from_secs(10), "no decision within 10 s");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let told = Instant::now();
+    for r in join(requests)? {
+        ensure!(r.status == Some(503) && r.complete && r.retry_after_s.is_some(), "{} saw {}", r.label, r.text);
+    }
+    let took_ms = told.elapsed().as_millis();
+    ensure!(took_ms >= 150, "the answer took {took_ms} ms: the filter did not delay it, and nothing was tested");
+    let log = load.finish()?;
+    ensure!(log.bad.is_empty(), "the load saw {:?}", log.bad[0]);
+    server.finish()?;
+    Ok(format!("told {} ms after it began, 503 whole {took_ms} ms later", (told - asked).as_millis()))
 }
 
 /// How a script's client must see that it was stopped.

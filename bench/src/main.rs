@@ -4,7 +4,7 @@ use atropos_bench::host::{self, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, JsonLines, Recorded};
 use atropos_bench::{
-    callgrind, cases, clock, guard, http, integration, load, machine, micro, mysql, overhead, pg, race, replay, runner,
+    callgrind, cases, guard, http, integration, load, micro, mysql, overhead, pg, race, replay, runner,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -333,15 +333,8 @@ fn case(a: CaseArgs) -> Result<bool> {
             .chain(options.set)
             .map(|(n, v)| format!("{n} = {v}"))
             .collect();
-        let recorded = Recorded {
-            date: clock::today(),
-            command: &results::command_line(),
-            machine: machine::Machine::here(),
-            versions: vec![format!("{} {}", host.id().title(), host.version()), load::version()],
-            settings,
-            results: &records,
-        };
-        results::record(&recorded_name(case.id, case.host), &recorded, &text)?;
+        let versions = vec![format!("{} {}", host.id().title(), host.version()), load::version()];
+        results::record(&recorded_name(case.id, case.host), &Recorded::of(&records, versions, settings), &text)?;
     }
     Ok(judged.iter().all(|(holds, _)| *holds))
 }
@@ -400,14 +393,8 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
     let (ok, text) = overhead::report(&pairs, OVERHEAD_FLOOR);
     println!("\n{text}");
     if a.record {
-        let recorded = Recorded {
-            date: clock::today(),
-            command: &results::command_line(),
-            machine: machine::Machine::here(),
-            versions: vec![format!("{} {}", a.host.title(), patched.version()), load::version()],
-            settings: settings_of(patched, &options),
-            results: &pairs,
-        };
+        let versions = vec![format!("{} {}", a.host.title(), patched.version()), load::version()];
+        let recorded = Recorded::of(&pairs, versions, settings_of(patched, &options));
         results::record(&recorded_name("overhead", a.host), &recorded, &text)?;
     }
     Ok(ok)
@@ -437,14 +424,8 @@ fn count_command(
     let text = callgrind::report(&counts);
     println!("\n{text}");
     if a.record {
-        let recorded = Recorded {
-            date: clock::today(),
-            command: &results::command_line(),
-            machine: machine::Machine::here(),
-            versions: vec![format!("{} {}", a.host.title(), host::Host::version(&patched))],
-            settings: settings_of(&patched, options),
-            results: &counts,
-        };
+        let versions = vec![format!("{} {}", a.host.title(), host::Host::version(&patched))];
+        let recorded = Recorded::of(&counts, versions, settings_of(&patched, options));
         results::record(&recorded_name("instructions", a.host), &recorded, &text)?;
     }
     Ok(())

@@ -206,7 +206,7 @@ pub fn report(criterion: &Path, since: u64, record: bool) -> Result<()> {
             interval, median absolute deviation of the samples.\n\n";
         let recorded = Recorded {
             date: clock::today(),
-            command: "cargo xtask bench hot --record",
+            command: "cargo xtask bench hot --record".into(),
             machine: Machine::here(),
             versions: vec![format!("libatropos {}", env!("CARGO_PKG_VERSION"))],
             settings: Vec::new(),

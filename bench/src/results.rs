@@ -10,11 +10,19 @@ use std::path::{Path, PathBuf};
 #[derive(Serialize)]
 pub struct Recorded<'a, T: Serialize> {
     pub date: String,
-    pub command: &'a str,
+    pub command: String,
     pub machine: Machine,
     pub versions: Vec<String>,
     pub settings: Vec<String>,
     pub results: &'a T,
+}
+
+impl<'a, T: Serialize> Recorded<'a, T> {
+    /// What this command has found here and now.
+    pub fn of(results: &'a T, versions: Vec<String>, settings: Vec<String>) -> Self {
+        let (date, command, machine) = (clock::today(), command_line(), Machine::here());
+        Recorded { date, command, machine, versions, settings, results }
+    }
 }
 
 /// The file of `--json`, if there is one: a line for each result, as soon as it is there.
@@ -42,7 +50,7 @@ impl JsonLines {
 }
 
 /// This command, without what is the machine's own: paths, and that it was recorded.
-pub fn command_line() -> String {
+fn command_line() -> String {
     let mut words = vec!["cargo xtask".to_string()];
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {

@@ -5,10 +5,10 @@ use super::install::Install;
 use super::overhead;
 use super::run::{self, Setup, WebRecord};
 use super::server::{base_settings, Mpm};
+use crate::callgrind;
 use crate::host::Variant;
 use crate::record::{self, Mode};
 use crate::results::{self, JsonLines, Recorded};
-use crate::{callgrind, clock, machine};
 use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -99,17 +99,16 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
     }
     println!("\n{text}");
     if o.record {
-        let recorded = Recorded {
-            date: clock::today(),
-            command: &results::command_line(),
-            machine: machine::Machine::here(),
-            versions: install.versions(),
-            settings: base_settings().into_iter().chain(o.set.iter().cloned()).collect(),
-            results: &records,
-        };
+        let settings = base_settings().into_iter().chain(o.set.iter().cloned()).collect();
+        let recorded = Recorded::of(&records, install.versions(), settings);
         results::record(&format!("{}-httpd", case.id), &recorded, &text)?;
     }
     Ok(all_hold)
+}
+
+/// What a comparison of both builds is recorded with.
+fn settings_of(o: &overhead::Options) -> Vec<String> {
+    base_settings().into_iter().chain(o.set.iter().cloned()).chain([format!("Atropos {}", o.mode.name())]).collect()
 }
 
 /// Counts the instructions of a request on both builds.
@@ -124,19 +123,7 @@ pub fn count(o: &overhead::Options, json: Option<&Path>, record: bool) -> Result
     let text = callgrind::report(&counts);
     println!("\n{text}");
     if record {
-        let recorded = Recorded {
-            date: clock::today(),
-            command: &results::command_line(),
-            machine: machine::Machine::here(),
-            versions: patched.versions(),
-            settings: base_settings()
-                .into_iter()
-                .chain(o.set.iter().cloned())
-                .chain([format!("Atropos {}", o.mode.name())])
-                .collect(),
-            results: &counts,
-        };
-        results::record("instructions-httpd", &recorded, &text)?;
+        results::record("instructions-httpd", &Recorded::of(&counts, patched.versions(), settings_of(o)), &text)?;
     }
     Ok(())
 }
@@ -161,16 +148,8 @@ pub fn overhead(o: &overhead::Options, json: Option<&Path>, record: bool, floor:
     let (ok, text) = overhead::report(&pairs, floor);
     println!("\n{text}");
     if record {
-        let mode = format!("Atropos {}", o.mode.name());
-        let recorded = Recorded {
-            date: clock::today(),
-            command: &results::command_line(),
-            machine: machine::Machine::here(),
-            versions: patched.versions().into_iter().chain([overhead::wrk_version()]).collect(),
-            settings: base_settings().into_iter().chain(o.set.iter().cloned()).chain([mode]).collect(),
-            results: &pairs,
-        };
-        results::record("overhead-httpd", &recorded, &text)?;
+        let versions = patched.versions().into_iter().chain([overhead::wrk_version()]).collect();
+        results::record("overhead-httpd", &Recorded::of(&pairs, versions, settings_of(o)), &text)?;
     }
     Ok(ok)
 }

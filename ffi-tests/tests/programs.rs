@@ -5,7 +5,6 @@ use std::{collections::BTreeSet, fs, time::Duration};
 
 /// What valgrind (file, arguments) cannot show, which runs one thread at a time and stands between the program and the kernel.
 const NOT_UNDER_MEMCHECK: &[(&str, &str)] = &[
-    ("failover.c", "it measures takeovers in milliseconds, and does not end under valgrind: why is not known"),
     ("hot_pure.c", "it steps through its own child, which would be valgrind"),
     ("region_file.c", "it starts its own file again, which is valgrind's"),
     ("retry.c busy", "its threads complete too few requests to keep a server busy"),

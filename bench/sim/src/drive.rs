@@ -8,6 +8,7 @@
 use crate::host::{Host, Res, Tap, SECOND};
 use crate::rng::Rng;
 use atropos::cancel::action::EDGES;
+use atropos::cancel::retry::Answer;
 use atropos::capi::{atropos_edge, ATROPOS_EDGE_HOLDS, ATROPOS_EDGE_QUEUED};
 use atropos::config::{Config, Mode};
 use atropos::control::controller::{Change, Controller};
@@ -176,6 +177,9 @@ pub struct Acts {
     pub overload: bool,
     /// The objective as last used, ns; 0 = never known.
     pub slo_ns: u64,
+    /// Cancelled tasks that asked to run again, and for how long those that may have waited, ns.
+    pub asked: usize,
+    pub waited_ns: Vec<u64>,
 }
 
 /// What the library is told beside the host itself.
@@ -238,6 +242,8 @@ pub fn run(
     let teller = Teller::new(terms, host.sessions());
     let mut acts = Acts::default();
     let mut told = vec![0u64; host.sessions()];
+    // Cancelled tasks that wait to run again, and since when.
+    let mut asking: Vec<(usize, u64)> = Vec::new();
     while host.now_ns < end_ns {
         let pause_ns = controller.pause().as_nanos() as u64;
         host.run(host.now_ns + pause_ns, &mut tap);
@@ -273,6 +279,18 @@ pub fn run(
         for cancel in &acts.cancels[first..] {
             host.cancel(cancel.session);
         }
+        let asks = std::mem::take(&mut host.undone);
+        acts.asked += asks.len();
+        asking.extend(asks.into_iter().map(|s| (s, host.now_ns)));
+        asking.retain(|&(s, since_ns)| match region.poll_retry(me, tap.handles[s], 0) {
+            Ok(Answer::Later) => true,
+            Ok(Answer::Run) => {
+                acts.waited_ns.push(host.now_ns - since_ns);
+                host.run_again(s);
+                false
+            }
+            Err(_) => false,
+        });
     }
     EDGES_NOW.take();
     Ok(acts)

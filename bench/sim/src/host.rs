@@ -168,6 +168,8 @@ pub struct LongTask {
     pub undo: f64,
     /// How often its client sends it again after a cancel.
     pub resubmits: u32,
+    /// Instead the host itself runs it again, once, when it is told that it may: see [`Host::undone`].
+    pub again: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -276,6 +278,8 @@ struct Session {
     active_ns: u64,
     /// Times it was sent (long tasks).
     sent: u32,
+    /// It ran to its end after it had been cancelled.
+    made_good: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -340,6 +344,8 @@ pub struct Host {
     buckets: Vec<(u32, u32)>,
     /// Work thrown away by cancels, ns.
     pub lost_ns: u64,
+    /// Cancelled long tasks whose work is undone and which the host would run again, by session.
+    pub undone: Vec<usize>,
     /// Latencies by class, where somebody wants them.
     pub latencies: Option<Vec<Vec<u64>>>,
 }
@@ -371,6 +377,7 @@ impl Host {
             closed: false,
             buckets: Vec::new(),
             lost_ns: 0,
+            undone: Vec::new(),
             latencies: None,
             spec,
         };
@@ -828,7 +835,10 @@ impl Host {
             let long = self.spec.long[index];
             if session.stopping && session.sent <= long.resubmits {
                 self.post(self.now_ns + 500 * MS, Event::Long { index: index as u32 });
+            } else if session.stopping && session.sent == 1 && long.again {
+                self.undone.push(s);
             }
+            self.sessions[s].made_good = ok && self.sessions[s].sent > 1;
             return;
         }
         let (arrived_ns, class) = (session.arrived_ns, session.class as usize);
@@ -843,6 +853,16 @@ impl Host {
     }
 
     // What the controller and the judge do.
+
+    /// Runs a cancelled long task again.
+    pub fn run_again(&mut self, s: usize) {
+        self.post(self.now_ns, Event::Long { index: (s - self.spec.sessions) as u32 });
+    }
+
+    /// Long tasks that were cancelled and have run to their end since.
+    pub fn made_good(&self) -> usize {
+        self.sessions.iter().filter(|s| s.made_good).count()
+    }
 
     /// Session `s` was told to stop: it notices after its reaction time.
     pub fn cancel(&mut self, s: usize) {
@@ -984,6 +1004,7 @@ mod tests {
             reaction_ns: 0,
             undo: 0.0,
             resubmits: 0,
+            again: false,
         });
         Arc::new(Spec {
             seed: 1,

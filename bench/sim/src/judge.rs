@@ -155,11 +155,12 @@ pub fn truth(s: &Scenario) -> Truth {
             break;
         }
     }
-    Truth { kind, late: host.late_since(CALM_NS), overload_ns: overload_ns(&host) }
+    Truth { kind, late: host.late_since(CALM_NS), overload_ns: overload_ns(&host, CALM_NS) }
 }
 
-fn overload_ns(host: &Host) -> u64 {
-    let buckets = CALM_NS / (2 * BUCKET_NS)..host.now_ns / (2 * BUCKET_NS);
+/// Time since `from_ns` in which over a tenth of the arrivals were late.
+pub fn overload_ns(host: &Host, from_ns: u64) -> u64 {
+    let buckets = from_ns / (2 * BUCKET_NS)..host.now_ns / (2 * BUCKET_NS);
     let over = buckets.filter(|b| host.late_share(b * 2 * BUCKET_NS, (b + 1) * 2 * BUCKET_NS) > 0.10).count();
     over as u64 * 2 * BUCKET_NS
 }
@@ -219,7 +220,7 @@ pub fn verdict(s: &Scenario, ablation: Ablation) -> Result<Verdict, String> {
         (true, false) => Kind::None,
     };
     let late = host.late_since(CALM_NS);
-    Ok(Verdict { said, picks, missed, late, overload_ns: overload_ns(&host), lost_ns: host.lost_ns, acts })
+    Ok(Verdict { said, picks, missed, late, overload_ns: overload_ns(&host, CALM_NS), lost_ns: host.lost_ns, acts })
 }
 
 fn missed(moments: &mut [(Vec<Task>, Option<Moment>)], picked: &[Task]) -> Vec<usize> {
@@ -251,7 +252,7 @@ fn missed(moments: &mut [(Vec<Task>, Option<Moment>)], picked: &[Task]) -> Vec<u
 mod tests {
     use super::*;
     use crate::drive::{Commits, Progress, Terms};
-    use crate::host::{Act, ClassSpec, LongTask, Mode, Spec};
+    use crate::host::{Act, ClassSpec, LongTask, Mode, Shape, Spec};
     use crate::scenario::Family;
     use atropos::config::Config;
     use std::sync::Arc;
@@ -267,6 +268,7 @@ mod tests {
             reaction_ns: 5 * MS,
             undo: 0.0,
             resubmits: 0,
+            again: false,
         };
         let class = ClassSpec { share: 1.0, cpu_ns: 2e6, sigma: 0.3, delay_ns: 0.0, late_ns: 10 * MS };
         let spec = Spec {
@@ -335,6 +337,27 @@ mod tests {
         let picked: Vec<(usize, bool)> = library.picks.iter().map(|p| (p.session, p.right)).collect();
         assert_eq!((picked, library.missed), (vec![(60, true)], vec![]));
         assert!(library.picks[0].after_ns.unwrap() < 500 * MS);
+    }
+
+    #[test]
+    fn a_cancelled_task_runs_again_when_few_requests_come_and_not_before() {
+        let mut s = with(&[HOLDER]);
+        s.end_ns = 25 * SECOND;
+        let spec = Arc::make_mut(&mut s.spec);
+        spec.long[0].again = true;
+        let ran = |s: &Scenario| {
+            let mut host = Host::new(s.spec.clone());
+            let acts = run(&mut host, s.end_ns, &s.terms, Ablation::Nothing, |_, _| {}).unwrap();
+            (acts.cancels.len(), acts.asked, acts.waited_ns, host.made_good())
+        };
+        assert_eq!(ran(&s), (1, 1, vec![], 0), "as many requests as before");
+        Arc::make_mut(&mut s.spec).shapes.push(Shape::Surge { from_ns: 12 * SECOND, to_ns: u64::MAX, factor: 0.2 });
+        let (cancels, asked, waited_ns, made_good) = ran(&s);
+        assert_eq!((cancels, asked, waited_ns.len(), made_good), (1, 1, 1, 1));
+        assert!(
+            (4 * SECOND..7 * SECOND).contains(&waited_ns[0]),
+            "cancelled after 7 s, evening from 12 s on: {waited_ns:?}"
+        );
     }
 
     #[test]

@@ -45,6 +45,14 @@ enum Command {
         #[arg(long, default_value_t = study::SEED)]
         seed: u64,
     },
+    /// Runs the study of cancelled tasks that run again, and prints its tables.
+    Again {
+        /// Scenarios of which those are taken that are meant to have a culprit.
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        scenarios: u64,
+        #[arg(long, default_value_t = study::SEED)]
+        seed: u64,
+    },
     /// Runs one scenario and says what was the matter and what was done.
     One {
         index: u64,
@@ -67,6 +75,10 @@ fn main() -> Result<()> {
             let runs = study::main_study(seed, &indices).map_err(|e| anyhow!(e))?;
             print!("{}", report::main_tables(&runs));
             print!("\n{}", report::commits_note(seed, &runs)?);
+            Ok(())
+        }
+        Command::Again { scenarios, seed } => {
+            print!("{}", report::again_tables(seed, &study::aggressive(seed, scenarios))?);
             Ok(())
         }
         Command::One { index, seed } => one(seed, index),

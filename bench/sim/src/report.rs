@@ -3,7 +3,7 @@
 use crate::drive::{Ablation, Commits};
 use crate::judge::Kind;
 use crate::scenario::Family;
-use crate::study::{self, again, main_study, quantile, Run, Sums, ABLATIONS, PROGRESS, SWEEPS};
+use crate::study::{self, again, main_study, quantile, Run, Sums, ABLATIONS, AGAIN_SWEEPS, PROGRESS, SWEEPS};
 use anyhow::{anyhow, Context, Result};
 use atropos::config::Config;
 use plotters::prelude::*;
@@ -60,6 +60,9 @@ pub fn write(seed: u64, scenarios: u64, out: &Path) -> Result<PathBuf> {
         }
         sweeps.push((sweep, rows));
     }
+    stage("running again");
+    let evenings =
+        again_tables(seed, &aggressive.iter().map(|r| r.index).take(runs.len() / SWEEP_PART).collect::<Vec<_>>())?;
     stage("writing");
 
     let date = today();
@@ -77,6 +80,7 @@ pub fn write(seed: u64, scenarios: u64, out: &Path) -> Result<PathBuf> {
     text += &format!("![Precision and recall by what is known of progress]({stem}-progress.svg)\n\n");
     text += &commits;
     text += &sweep_tables(&sweeps);
+    text += &evenings;
     text += &wrong(&runs, TOLD);
     let seconds = begun.elapsed().as_secs_f64();
     eprintln!("{seconds:.0} s in all");
@@ -202,8 +206,9 @@ fn families(runs: &[Run]) -> String {
     let real = blind.iter().filter(|r| r.truth.kind == Kind::Resource).count();
     let _ = writeln!(
         t,
-        "\nNot in any figure: {} scenarios with {}, {real} of them resource overloads by the model. The library has no \
-         resource for processors yet, so it cannot know; it cancelled somebody in {cancelled} of them.\n",
+        "\nNot in any figure: {} scenarios with {}, {real} of them resource overloads by the model. What a thread uses of \
+         the processors the library asks the kernel, and the model has no threads; it cancelled somebody in {cancelled} \
+         of them.\n",
         blind.len(),
         Family::Processors.words()
     );
@@ -288,6 +293,47 @@ fn sweep_tables(sweeps: &[(&study::Sweep, Vec<(f64, Sums)>)]) -> String {
         t += "\n";
     }
     t
+}
+
+/// What becomes of cancelled tasks that may run again, and of everybody else meanwhile.
+pub fn again_tables(seed: u64, indices: &[u64]) -> Result<String> {
+    let study = |again: bool, change: &(dyn Fn(&mut Config) + Sync)| {
+        study::evenings(seed, indices, again, change).map_err(|e| anyhow!(e))
+    };
+    let (n, none) = study(false, &|_| {})?;
+    let mut t = format!(
+        "## Running again\n\n{n} scenarios with an evening: 2 to 4 s after the last one who is meant to be in the way has \
+         begun, fewer requests come (5 to 100% of what came before, a random part), and the next 20 s are looked at. \
+         Cancelled tasks whose work is undone ask whether they may run again, and do so once. If none does, {} requests \
+         of these evenings are late. * is the default.\n\n",
+        none.late
+    );
+    for sweep in &AGAIN_SWEEPS {
+        let default = (sweep.default)(&Config::default());
+        let _ = writeln!(
+            t,
+            "| `{}` | asked | ran again | at their end | waited s (p95) | late for each that ran | overload s |\n\
+             |---|---|---|---|---|---|---|",
+            sweep.name
+        );
+        for &value in sweep.values {
+            let (_, a) = study(true, &|c| (sweep.set)(c, value))?;
+            let _ = writeln!(
+                t,
+                "| {value}{} | {} | {} | {} | {:.1} ({:.1}) | {:.2} | {:.1} |",
+                if (value - default).abs() < 1e-9 { " *" } else { "" },
+                a.asked,
+                a.ran,
+                a.finished,
+                quantile(&a.waited_ms, 0.5) / 1e3,
+                quantile(&a.waited_ms, 0.95) / 1e3,
+                (a.late as f64 - none.late as f64) / a.ran.max(1) as f64,
+                (a.overload_ns as f64 - none.overload_ns as f64) / 1e9,
+            );
+        }
+        t += "\n";
+    }
+    Ok(t)
 }
 
 fn wrong(runs: &[Run], most: usize) -> String {

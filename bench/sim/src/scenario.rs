@@ -11,6 +11,9 @@ pub const CALM_NS: u64 = 6 * SECOND;
 /// No run is longer.
 const LONGEST_NS: u64 = 20 * SECOND;
 
+/// How long an evening is looked at.
+const EVENING_NS: u64 = 20 * SECOND;
+
 /// What is made to happen. What it comes to, only the judge says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
@@ -240,6 +243,24 @@ fn build(seed: u64, family: Family, rng: &mut Rng) -> Scenario {
     Scenario { family, spec: Arc::new(spec), terms, end_ns }
 }
 
+impl Scenario {
+    /// The same server in whose evening fewer requests come, where the host itself runs cancelled tasks again. From
+    /// when on fewer come; None = nobody here is cancelled who could run again, for a transaction left open is over.
+    pub fn with_evening(&mut self) -> Option<u64> {
+        let mut rng = Rng::new(self.terms.seed ^ 0xe7e);
+        let spec = Arc::make_mut(&mut self.spec);
+        let harms = |l: &LongTask| !matches!(l.act, Act::Harmless | Act::Idle { .. } | Act::Middle { .. });
+        let last_ns = spec.long.iter().filter(|l| harms(l)).map(|l| l.start_ns).max()?;
+        for long in spec.long.iter_mut() {
+            (long.resubmits, long.again) = (0, harms(long));
+        }
+        let evening_ns = last_ns + (rng.between(2.0, 4.0) * 1e9) as u64;
+        spec.shapes.push(Shape::Surge { from_ns: evening_ns, to_ns: u64::MAX, factor: rng.log_between(0.05, 1.0) });
+        self.end_ns = evening_ns + EVENING_NS;
+        Some(evening_ns)
+    }
+}
+
 struct Builder<'a> {
     rng: &'a mut Rng,
     spec: Spec,
@@ -287,6 +308,7 @@ impl Builder<'_> {
             reaction_ns: (self.rng.exponential(8.0) * 1e6) as u64,
             undo: if self.rng.chance(0.3) { self.rng.between(0.0, 0.1) } else { 0.0 },
             resubmits: if self.rng.chance(0.1) { self.rng.whole(1, 2) as u32 } else { 0 },
+            again: false,
         }
     }
 

@@ -1,7 +1,8 @@
 //! The studies: which scenarios are run under what, spread over the processors, and what they come to in numbers.
 
-use crate::drive::{Ablation, Progress};
-use crate::judge::{truth, verdict, Kind, Truth, Verdict};
+use crate::drive::{run, Ablation, Progress};
+use crate::host::Host;
+use crate::judge::{overload_ns, truth, verdict, Kind, Truth, Verdict};
 use crate::scenario::{scenario, Family, Scenario};
 use atropos::config::Config;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -93,7 +94,7 @@ pub struct Sweep {
     pub default: fn(&Config) -> f64,
 }
 
-pub const SWEEPS: [Sweep; 5] = [
+pub const SWEEPS: [Sweep; 9] = [
     Sweep {
         name: "contention_threshold",
         values: &[0.1, 0.2, 0.3, 0.4, 0.5],
@@ -124,7 +125,116 @@ pub const SWEEPS: [Sweep; 5] = [
         set: |c, v| c.cancel_burst = v as u32,
         default: |c| c.cancel_burst as f64,
     },
+    Sweep {
+        name: "cancel_rate_per_s",
+        values: &[0.5, 1.0, 2.0, 4.0],
+        set: |c, v| c.cancel_rate_per_s = v,
+        default: |c| c.cancel_rate_per_s,
+    },
+    Sweep {
+        name: "cancel_share",
+        values: &[0.001, 0.01, 0.1],
+        set: |c, v| c.cancel_share = v,
+        default: |c| c.cancel_share,
+    },
+    Sweep {
+        name: "window_ms",
+        values: &[50.0, 100.0, 200.0, 400.0],
+        set: |c, v| c.window_ms = v as u32,
+        default: |c| c.window_ms as f64,
+    },
+    Sweep {
+        name: "verify_ms",
+        values: &[100.0, 200.0, 500.0, 1000.0],
+        set: |c, v| c.verify_ms = v as u32,
+        default: |c| c.verify_ms as f64,
+    },
 ];
+
+/// When a cancelled task runs again.
+pub const AGAIN_SWEEPS: [Sweep; 2] = [
+    Sweep {
+        name: "retry_calm_ms",
+        values: &[100.0, 300.0, 1000.0, 3000.0],
+        set: |c, v| c.retry_calm_ms = v as u32,
+        default: |c| c.retry_calm_ms as f64,
+    },
+    Sweep {
+        name: "retry_load_share",
+        values: &[0.25, 0.5, 0.75, 1.0],
+        set: |c, v| c.retry_load_share = v,
+        default: |c| c.retry_load_share,
+    },
+];
+
+/// What running cancelled tasks again comes to.
+#[derive(Clone, Debug, Default)]
+pub struct Again {
+    /// Cancelled tasks that asked.
+    pub asked: usize,
+    pub ran: usize,
+    /// Of these, who had come to their end when the run was over.
+    pub finished: usize,
+    /// From the end of the cancelled run to the beginning of the next, ms, ascending.
+    pub waited_ms: Vec<f64>,
+    /// Late requests in the evening.
+    pub late: u64,
+    /// Time in which over a tenth of the evening's arrivals were late, ns.
+    pub overload_ns: u64,
+}
+
+/// Those of the first `scenarios` in which somebody is meant to be in the way of what the library can see.
+pub fn aggressive(seed: u64, scenarios: u64) -> Vec<u64> {
+    let indices: Vec<u64> = (0..scenarios).collect();
+    let families = parallel(&indices, |index| scenario(seed, index).family);
+    let meant = |f: Family| f.aggressive() && f != Family::Processors;
+    indices.into_iter().zip(families).filter(|(_, f)| meant(*f)).map(|(i, _)| i).collect()
+}
+
+/// These scenarios with an evening; `change` is what is tried. `again`: cancelled tasks do run again. How many have one,
+/// and what it comes to.
+pub fn evenings(
+    seed: u64,
+    indices: &[u64],
+    again: bool,
+    change: impl Fn(&mut Config) + Sync,
+) -> Result<(usize, Again), String> {
+    let runs: Vec<Option<Again>> = parallel(indices, |index| {
+        let mut s = scenario(seed, index);
+        let Some(evening_ns) = s.with_evening() else { return Ok(None) };
+        if !again {
+            std::sync::Arc::make_mut(&mut s.spec).long.iter_mut().for_each(|l| l.again = false);
+        }
+        change(&mut s.terms.config);
+        evening(&s, evening_ns).map(Some)
+    })
+    .into_iter()
+    .collect::<Result<_, String>>()?;
+    let mut sum = Again::default();
+    for run in runs.iter().flatten() {
+        sum.asked += run.asked;
+        sum.ran += run.ran;
+        sum.finished += run.finished;
+        sum.waited_ms.extend(&run.waited_ms);
+        sum.late += run.late;
+        sum.overload_ns += run.overload_ns;
+    }
+    sum.waited_ms.sort_by(f64::total_cmp);
+    Ok((runs.iter().flatten().count(), sum))
+}
+
+fn evening(s: &Scenario, evening_ns: u64) -> Result<Again, String> {
+    let mut host = Host::new(s.spec.clone());
+    let acts = run(&mut host, s.end_ns, &s.terms, Ablation::Nothing, |_, _| {})?;
+    Ok(Again {
+        asked: acts.asked,
+        ran: acts.waited_ns.len(),
+        finished: host.made_good(),
+        waited_ms: acts.waited_ns.iter().map(|&ns| ns as f64 / 1e6).collect(),
+        late: host.late_since(evening_ns),
+        overload_ns: overload_ns(&host, evening_ns),
+    })
+}
 
 /// What a set of runs comes to. Scenarios whose culprits the library has no resource for are not in it.
 #[derive(Clone, Debug, Default)]

@@ -55,7 +55,7 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
     let mut text = format!("{}: {}\n", case.id, case.title);
     let mut records: Vec<WebRecord> = vec![];
     let mut all_hold = true;
-    for mpm in mpms {
+    for &mpm in &mpms {
         for variant in variants(case, &o.noise)? {
             let setup = Setup {
                 mpm,
@@ -99,7 +99,9 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
     }
     println!("\n{text}");
     if o.record {
-        let settings = base_settings().into_iter().chain(o.set.iter().cloned()).collect();
+        let prefork = format!("MaxKeepAliveRequests {} under prefork", cases::PREFORK_KEEP_ALIVE_REQUESTS);
+        let prefork = mpms.contains(&Mpm::Prefork).then_some(prefork);
+        let settings = base_settings().into_iter().chain(prefork).chain(o.set.iter().cloned()).collect();
         let recorded = Recorded::of(&records, install.versions(), settings);
         results::record(&format!("{}-httpd", case.id), &recorded, &text)?;
     }

@@ -147,8 +147,8 @@ impl Outcome<'_> {
     }
 }
 
-fn server_config(case: &Case, install: &Install, mode: Mode, setup: &Setup) -> Result<Config> {
-    let mut config = cases::config(case, setup.mpm, setup.slots, mode)?;
+fn server_config(install: &Install, mode: Mode, setup: &Setup) -> Result<Config> {
+    let mut config = cases::config(setup.mpm, setup.slots, mode)?;
     if install.variant != Variant::Patched {
         ensure!(
             !matches!(mode, Mode::Observe | Mode::Enforce),
@@ -182,7 +182,7 @@ pub fn run_once(
     timing.after_s = setup.duration_s.unwrap_or(timing.after_s);
     let seed = setup.seed + u64::from(run);
     let name = format!("{}-{}-{}-{}-{run}", case.id, setup.mpm.name(), setup.variant, mode.name());
-    let config = server_config(case, install, mode, setup)?;
+    let config = server_config(install, mode, setup)?;
     let loaded = config.atropos.is_some();
     let mut server = Httpd::start(install, &config, None, &name)?;
 

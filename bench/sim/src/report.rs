@@ -284,10 +284,14 @@ fn sweep_tables(sweeps: &[(&study::Sweep, Vec<(f64, Sums)>)]) -> String {
         let order = |a: &Sums, b: &Sums| {
             b.false_positives.cmp(&a.false_positives).then(right(a).total_cmp(&right(b))).then(b.late.cmp(&a.late))
         };
-        if let Some((best, _)) = rows.iter().max_by(|a, b| order(&a.1, &b.1)) {
+        let best = rows.iter().max_by(|a, b| order(&a.1, &b.1));
+        if let Some((best, sums)) = best {
+            let as_good = |(value, s): &&(f64, Sums)| value != best && order(s, sums).is_eq();
+            let others = rows.iter().filter(as_good).map(|(value, _)| format!(" and {value}")).collect::<String>();
             let _ = writeln!(
                 t,
-                "\nFewest false positives, then highest precision x recall, then fewest late: {best}; default {default}."
+                "\nFewest false positives, then highest precision x recall, then fewest late: {best}{others}; default \
+                 {default}."
             );
         }
         t += "\n";

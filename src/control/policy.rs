@@ -10,6 +10,7 @@
 //! 5. If the whole set gives back less than `min_relief`, nobody is cancelled; of a larger one the budget takes the first.
 
 use super::estimator::{own_time_ns, Candidate, Estimate, OverloadKind, ResourceEstimate, Role, Use};
+use super::graph::scale;
 use super::window::{is_system, ResourceId, ResourceKind, ResourceWindow, TaskId, TaskView, Window, CPU};
 
 /// Each member of a set must give back at least this part of `min_relief`: else a contended resource with many
@@ -23,6 +24,9 @@ const EQUAL_PART: f64 = 0.5;
 /// Whoever is looked at after the first pick need have occupied its server only for this part of what the first must have:
 /// once that one goes, contention is too low for the rest to be looked at again.
 const EQUAL_OCCUPATION_PART: u64 = 2;
+/// Where those who turn over take several times as long as is usual, all are slow, and who occupies a server is no hog before it
+/// has done so for as many times as long; no more than this.
+const MOST_SLOWED: u64 = 10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
 /// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
@@ -452,6 +456,12 @@ impl<'a> Chooser<'a> {
         self.estimate.resources.iter().position(|r| r.id == u.resource)
     }
 
+    /// For how long a hog must have occupied a server of this queue, by the pace at which the others turn over just now.
+    fn slowed_occupation_ns(&self, queue: &ResourceWindow) -> u64 {
+        let least_ns = self.params.min_occupation_ns;
+        scale(least_ns, queue.turnover_ns, queue.usual_hold_ns).clamp(least_ns, least_ns.saturating_mul(MOST_SLOWED))
+    }
+
     fn rate_one(&self, candidate: &'a Candidate, freed_ns: &[u64]) -> Rated<'a> {
         let task = &self.window.tasks[candidate.index];
         let min_ns = self.params.min_gain_ns;
@@ -502,7 +512,8 @@ impl<'a> Chooser<'a> {
                 // On a starved machine all are slow: only who stands out from those that do turn over hogs a server.
                 Role::Occupies => {
                     let part = if self.set.is_empty() { 1 } else { EQUAL_OCCUPATION_PART };
-                    min_ns.max(usual_ns).max(self.params.min_occupation_ns / part)
+                    let slowed_ns = self.window.resources.get(r).map_or(0, |w| self.slowed_occupation_ns(w));
+                    min_ns.max(usual_ns).max(slowed_ns / part)
                 }
                 // On a busy machine ordinary requests, too, have had the CPU for a moment.
                 Role::Holds if self.estimate.resources[r].kind == ResourceKind::System => {

@@ -855,6 +855,13 @@ fn on_a_starved_machine_nobody_hogs_a_server_who_is_slow_like_all() {
     assert!(slots(&[150; 4], 20, 1).picked().is_empty(), "a moment off the CPU");
     assert!(slots(&[400; 4], 20, 60).picked().is_empty(), "the others take 60 ms each");
     assert_eq!(slots(&[400; 4], 20, 20).picked().len(), 4);
+    // As long as that only since everything takes ten times as long as it used to.
+    let slowed = |hogs_ms: u64| {
+        let mut s = slots(&[hogs_ms; 4], 20, 20);
+        s.window.resources[0].usual_hold_ns = 2 * MS;
+        s.picked().len()
+    };
+    assert_eq!((slowed(400), slowed(1900), slowed(2100)), (0, 0, 4));
 }
 
 #[test]

@@ -139,15 +139,17 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
 /// Long enough to be worth a cancel, and longer than is usual of the resource.
 fn counts(w: &Window, c: &Candidate, u: &Use, min_ns: u64) -> bool {
     let r = w.resources.iter().find(|r| r.id == u.resource).unwrap();
-    let usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns * 10);
+    let usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns * 20);
+    // All are slow: as many times the least, up to ten.
+    let slowed_ns = (200 * MS * r.turnover_ns).checked_div(r.usual_hold_ns).unwrap_or(0).clamp(200 * MS, 2000 * MS);
     let least_ns = match u.role {
         Role::Holds if r.kind == ResourceKind::System => min_ns.max(200 * MS),
         Role::Bars => min_ns / 5,
-        Role::Occupies => min_ns.max(usual_ns).max(200 * MS),
+        Role::Occupies => min_ns.max(usual_ns).max(slowed_ns),
         Role::Holds | Role::Through => min_ns.max(usual_ns),
     };
     let left_ns = if c.progress.is_some() { min_ns.max(200 * MS) } else { min_ns };
-    u.usage_ns >= least_ns.max(u.waited_ns / 3) && u.gain_ns >= left_ns as f64
+    u.usage_ns >= least_ns.max(u.waited_ns / 2) && u.gain_ns >= left_ns as f64
 }
 
 fn gains(w: &Window, e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {

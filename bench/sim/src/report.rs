@@ -33,11 +33,7 @@ pub fn write(seed: u64, scenarios: u64, out: &Path) -> Result<PathBuf> {
         ablations.push((name, Sums::of(&study(again(seed, &first, ablation, |_| {}))?)));
     }
     // Progress matters where there are long tasks in the way.
-    let aggressive: Vec<&Run> = runs
-        .iter()
-        .filter(|r| r.family.aggressive() && r.family != Family::Processors)
-        .take(runs.len() / PART)
-        .collect();
+    let aggressive: Vec<&Run> = runs.iter().filter(|r| r.family.blamable()).take(runs.len() / PART).collect();
     let mut progress = Vec::new();
     for (name, kind) in PROGRESS {
         stage(&format!("progress {name}"));

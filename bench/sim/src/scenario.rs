@@ -125,6 +125,11 @@ impl Family {
     pub fn aggressive(self) -> bool {
         matches!(self, LockOne | LockMany | Report | Alter | Chain | Idle | Pool | Workers | Stuck | Mixed | Processors)
     }
+
+    /// The same, where the library can see it.
+    pub fn blamable(self) -> bool {
+        self.aggressive() && self != Processors
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -202,7 +207,7 @@ fn build(seed: u64, family: Family, rng: &mut Rng) -> Scenario {
         b.pool();
     }
     b.family(family);
-    if family.aggressive() && family != Processors && b.rng.chance(0.3) {
+    if family.blamable() && b.rng.chance(0.3) {
         let shape = match b.rng.whole(0, 2) {
             0 => Shape::Ramp { from_ns: CALM_NS, to_ns: CALM_NS + 4 * SECOND, factor: b.rng.between(0.8, 1.2) },
             1 => {

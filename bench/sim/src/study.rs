@@ -187,8 +187,7 @@ pub struct Again {
 pub fn aggressive(seed: u64, scenarios: u64) -> Vec<u64> {
     let indices: Vec<u64> = (0..scenarios).collect();
     let families = parallel(&indices, |index| scenario(seed, index).family);
-    let meant = |f: Family| f.aggressive() && f != Family::Processors;
-    indices.into_iter().zip(families).filter(|(_, f)| meant(*f)).map(|(i, _)| i).collect()
+    indices.into_iter().zip(families).filter(|(_, f)| f.blamable()).map(|(i, _)| i).collect()
 }
 
 /// These scenarios with an evening; `change` is what is tried. `again`: cancelled tasks do run again. How many have one,

@@ -201,6 +201,16 @@ fn acted(server: &Httpd) -> usize {
     log.lines().filter(|l| l.contains("\"result\":\"requested\"")).count()
 }
 
+/// Until a decision has acted.
+fn await_decision(server: &Httpd) -> Result<()> {
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while acted(server) == 0 {
+        ensure!(Instant::now() < give_up, "no decision within 10 s");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 fn protected(install: &Install, seed: u64) -> Result<String> {
     let mut config = enforcing(Mpm::Event, 1, 3);
     config.directives.push("AtroposSLO 20ms\n<Location /long.php>\nAtroposProtect On\n</Location>".into());
@@ -256,11 +266,7 @@ fn slow_readers(install: &Install, seed: u64) -> Result<String> {
         c.send(&get(&format!("/large.bin?reader-{i}"), &[], false)).map_err(|e| anyhow::anyhow!("{e}"))?;
         readers.push(c);
     }
-    let give_up = Instant::now() + Duration::from_secs(10);
-    while acted(&server) == 0 {
-        ensure!(Instant::now() < give_up, "no decision within 10 s");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    await_decision(&server)?;
     std::thread::sleep(Duration::from_millis(500));
     let before = load.done();
     std::thread::sleep(Duration::from_millis(500));
@@ -290,10 +296,7 @@ fn endless_output(install: &Install, seed: u64) -> Result<String> {
     let mut c = Connection::open(server.address).map_err(|e| anyhow::anyhow!("{e}"))?;
     c.send(&get("/endless-output.php", &[], false)).map_err(|e| anyhow::anyhow!("{e}"))?;
     let asked = Instant::now();
-    while acted(&server) == 0 {
-        ensure!(asked.elapsed() < Duration::from_secs(10), "no decision within 10 s");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    await_decision(&server)?;
     let (before, told) = (load.done(), Instant::now());
     while load.done() < before + 100 {
         ensure!(told.elapsed() < Duration::from_secs(10), "the worker is not free 10 s after the cancel");
@@ -324,10 +327,7 @@ fn slow_refusal(install: &Install, seed: u64) -> Result<String> {
     let asked = Instant::now();
     let stop = Arc::new(AtomicBool::new(false));
     let requests = begin(&server, "limited", 1, "?s=20", &stop)?;
-    while acted(&server) == 0 {
-        ensure!(asked.elapsed() < Duration::from_secs(10), "no decision within 10 s");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    await_decision(&server)?;
     let told = Instant::now();
     for r in join(requests)? {
         ensure!(r.status == Some(503) && r.complete && r.retry_after_s.is_some(), "{} saw {}", r.label, r.text);

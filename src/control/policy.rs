@@ -285,7 +285,7 @@ pub fn choose(estimate: &Estimate, window: &Window, params: &PolicyParams, budge
 }
 
 /// Who is late.
-struct Late {
+pub(super) struct Late {
     /// Ascending.
     tasks: Vec<TaskId>,
     /// Per resource without holders that block in particular: does it make anybody late?
@@ -317,7 +317,7 @@ impl Late {
         Late { tasks, waiting, standing_ns }
     }
 
-    fn standing_ns(estimate: &Estimate, window: &Window, late_ns: u64, late: usize) -> u64 {
+    pub(super) fn standing_ns(estimate: &Estimate, window: &Window, late_ns: u64, late: usize) -> u64 {
         let waits = window.tasks.iter().flat_map(|t| &t.waits);
         let longest_ns = waits.filter(|w| !is_system(w.resource)).map(|w| w.waited_ns).max().unwrap_or(0);
         let ages = late_ns..=longest_ns.saturating_mul(STANDING_AGE_TIMES);

@@ -1,8 +1,8 @@
 use super::*;
 use crate::control::estimator::{Candidate, Role, Use};
 use crate::control::histogram::Histogram;
-use crate::control::policy::dominated;
-use crate::control::window::{ClassWindow, CPU};
+use crate::control::policy::{dominated, Late};
+use crate::control::window::{ClassWindow, ResourceId, CPU};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
@@ -94,6 +94,40 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn hog()(held_ms in prop::array::uniform4(prop_oneof![1 => Just(0), 2 => 300..5000u64]), priority in -1..2i32) -> TaskView {
+        let used = (1..).zip(held_ms).filter(|&(_, ms)| ms > 0);
+        let holdings = used.map(|(n, ms)| Holding { resource: id(n), instance: 0, amount: 1 + ms, held_ns: ms * MS, waited_ns: 0 });
+        let age_ns = held_ms.into_iter().max().unwrap() * MS;
+        TaskView { cancellable: true, in_request: true, priority, age_ns, holdings: holdings.collect(), ..TaskView::default() }
+    }
+}
+
+prop_compose! {
+    fn waiter()(resource in 1..=RESOURCES, instance in 1..5u64, waited_ms in 20..600u64) -> TaskView {
+        let waits = vec![Wait { resource: id(resource), instance, waited_ns: waited_ms * MS }];
+        TaskView { cancellable: true, in_request: true, age_ns: waited_ms * MS, waits, ..TaskView::default() }
+    }
+}
+
+prop_compose! {
+    /// Several to choose from: each has had an instance of its own of some resources, for long.
+    fn rivals()(
+        mut hogs in prop::collection::vec(hog(), 2..5), waiters in prop::collection::vec(waiter(), 2..9), mut w in any_window(),
+    ) -> Window {
+        (1..).zip(&mut hogs).for_each(|(n, h)| h.holdings.iter_mut().for_each(|x| x.instance = n));
+        w.tasks = hogs.into_iter().chain(waiters).collect();
+        (1..).zip(&mut w.tasks).for_each(|(id, t)| (t.id, t.scope) = (id, id + 100));
+        w.edges.clear();
+        for r in &mut w.resources {
+            (r.usual_hold_ns, r.turnover_ns, r.untracked_waiting) = (2 * MS, 2 * MS, 0);
+        }
+        w.length_ns = 100 * MS;
+        w.exec_ns = w.tasks.len() as u64 * w.length_ns;
+        w
+    }
+}
+
 /// A share, or what a settings file may have made of it.
 fn share() -> impl Strategy<Value = f64> {
     prop_oneof![8 => 0.0..1.0f64, 1 => Just(0.0), 1 => Just(1.0), 1 => Just(-1.0), 1 => Just(f64::INFINITY), 1 => Just(f64::NAN)]
@@ -136,25 +170,126 @@ fn decide(window: &Window, budget: usize) -> (Estimate, Choice) {
     (e, c)
 }
 
-/// Long enough to be worth a cancel, and longer than is usual of the resource.
-fn counts(w: &Window, c: &Candidate, u: &Use, min_ns: u64) -> bool {
-    let r = w.resources.iter().find(|r| r.id == u.resource).unwrap();
-    let usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns * 20);
-    // All are slow: as many times the least, up to ten.
-    let slowed_ns = (200 * MS * r.turnover_ns).checked_div(r.usual_hold_ns).unwrap_or(0).clamp(200 * MS, 2000 * MS);
-    let least_ns = match u.role {
-        Role::Holds if r.kind == ResourceKind::System => min_ns.max(200 * MS),
-        Role::Bars => min_ns / 5,
-        Role::Occupies => min_ns.max(usual_ns).max(slowed_ns),
-        Role::Holds | Role::Through => min_ns.max(usual_ns),
-    };
-    let left_ns = if c.progress.is_some() { min_ns.max(200 * MS) } else { min_ns };
-    u.usage_ns >= least_ns.max(u.waited_ns / 2) && u.gain_ns >= left_ns as f64
+/// Which of their uses make candidates worth a cancel: the policy's rules, told once more without its bookkeeping.
+struct Worth<'a> {
+    window: &'a Window,
+    estimate: &'a Estimate,
+    params: PolicyParams,
+    standing_ns: u64,
 }
 
-fn gains(w: &Window, e: &Estimate, c: &Candidate, min_ns: u64) -> Vec<f64> {
-    let gain = |u: &Use| if counts(w, c, u, min_ns) { u.scaled_gain() } else { 0.0 };
-    e.resources.iter().map(|r| c.uses.iter().find(|u| u.resource == r.id).map_or(0.0, gain)).collect()
+impl<'a> Worth<'a> {
+    fn new(window: &'a Window, estimate: &'a Estimate) -> Self {
+        let params = PolicyParams::default();
+        assert_eq!(params.late_ns, 0, "everybody is late");
+        let standing_ns = Late::standing_ns(estimate, window, params.late_ns, window.tasks.len());
+        Worth { window, estimate, params, standing_ns }
+    }
+
+    /// Long enough to be worth a cancel, and longer than is usual of the resource.
+    fn counts(&self, c: &Candidate, u: &Use) -> bool {
+        let (r, min_ns) = (self.window.resources.iter().find(|r| r.id == u.resource).unwrap(), self.params.min_gain_ns);
+        let task = &self.window.tasks[c.index];
+        let mut usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns * 20);
+        if r.kind == ResourceKind::Lock {
+            usual_ns = usual_ns.max(self.standing_ns.saturating_mul(3));
+        }
+        // All are slow: as many times the least, up to ten.
+        let slowed_ns = (200 * MS * r.turnover_ns).checked_div(r.usual_hold_ns).unwrap_or(0).clamp(200 * MS, 2000 * MS);
+        let untold_ns = if task.progress.is_some_and(|(done, _)| done > 0) { 0 } else { 250 * MS };
+        let barring_ns = min_ns / 5;
+        let least_ns = match (u.role, r.kind) {
+            (Role::Bars, _) => barring_ns,
+            (Role::Occupies, _) => min_ns.max(usual_ns).max(slowed_ns),
+            (Role::Holds, ResourceKind::System) => min_ns.max(200 * MS),
+            (Role::Holds, ResourceKind::Memory) => min_ns.max(usual_ns),
+            (Role::Holds | Role::Through, _) => min_ns.max(usual_ns).max(untold_ns),
+        };
+        // Somebody has waited because of it for as long as a queue's head must have barred the queue.
+        let waited = match (u.role, r.kind) {
+            (Role::Holds, ResourceKind::Lock) | (Role::Through, _) => u.waited_ns >= barring_ns,
+            (Role::Bars, _) => u.behind_ns >= min_ns.max(usual_ns),
+            _ => true,
+        };
+        let left_ns = if c.progress.is_some() { min_ns.max(200 * MS) } else { min_ns };
+        waited && u.usage_ns >= least_ns.max(u.waited_ns / 2) && u.gain_ns >= left_ns as f64
+    }
+
+    /// Per resource what `of` says of the use that counts; 0 where none does.
+    fn each(&self, c: &Candidate, of: impl Fn(&Use) -> f64) -> Vec<f64> {
+        let one =
+            |r: ResourceId| c.uses.iter().find(|u| u.resource == r).filter(|u| self.counts(c, u)).map_or(0.0, &of);
+        self.estimate.resources.iter().map(|r| one(r.id)).collect()
+    }
+
+    fn gains(&self, c: &Candidate) -> Vec<f64> {
+        self.each(c, Use::scaled_gain)
+    }
+
+    /// Does anybody wait for it now? Everybody is late here.
+    fn helps(&self, c: &Candidate) -> bool {
+        let waits = |u: &Use| {
+            let r = self.window.resources.iter().find(|r| r.id == u.resource).unwrap();
+            match r.kind {
+                ResourceKind::Memory | ResourceKind::System => true,
+                ResourceKind::Lock => false,
+                ResourceKind::Queue => {
+                    let waiting = self.window.tasks.iter().flat_map(|t| &t.waits).any(|w| w.resource == u.resource);
+                    waiting || r.untracked_waiting > 0
+                }
+            }
+        };
+        !c.victims.is_empty() || c.uses.iter().any(|u| waits(u) && self.counts(c, u))
+    }
+
+    /// May it be cancelled, on its own and with what counts of it?
+    fn qualifies(&self, c: &Candidate) -> bool {
+        let task = &self.window.tasks[c.index];
+        let idle = task.in_request || task.idle_ns >= self.params.min_idle_ns;
+        let contended = |u: &Use| self.estimate.resource(u.resource).unwrap().level >= self.params.contention_threshold;
+        let contends = c.uses.iter().any(|u| contended(u) && self.counts(c, u));
+        let freed_ns: Vec<u64> = self.each(c, |u| u.freed_ns as f64).iter().map(|&ns| ns as u64).collect();
+        let relief = self.estimate.relief_share(&freed_ns);
+        let may = idle && task.cancellable && !task.protected && !task.cancelled;
+        may && contends && self.helps(c) && relief >= self.params.min_relief
+    }
+}
+
+/// The smallest set: where contention falls, each later pick is needed for it.
+fn smallest_set(w: &Window) -> Result<(), TestCaseError> {
+    let (e, c) = decide(w, 32);
+    let p = PolicyParams { min_relief: 0.05, ..PolicyParams::default() };
+    let over = |level: f64| level > 0.0 && level >= p.contention_threshold;
+    if c.picks.len() > 1 && !c.levels_after.iter().copied().any(over) {
+        let set: Vec<u32> = c.picks.iter().map(|x| e.candidate(x.task).unwrap().index as u32).collect();
+        let freed_ns = e.joint_relief(&set, &mut e.scratch()).freed_ns;
+        let all = e.relief_share(&freed_ns);
+        for i in 1..set.len() {
+            let without: Vec<u32> = set.iter().copied().filter(|&t| t != set[i]).collect();
+            let freed_ns = e.joint_relief(&without, &mut e.scratch()).freed_ns;
+            let stays = e.resources.iter().zip(&freed_ns).any(|(r, &freed)| {
+                over(r.level * (1.0 - if r.lost_ns == 0 { 0.0 } else { (freed as f64 / r.lost_ns as f64).min(1.0) }))
+            });
+            let rest = e.relief_share(&freed_ns);
+            // Equals of the first pick go with it.
+            let part = if c.picks[0].role == Role::Occupies { 0.5 } else { 1.0 - p.near_tie };
+            let equal = c.picks[i].score >= c.picks[0].score * part && all - rest >= p.min_relief * 0.5;
+            prop_assert!(stays || equal || rest < p.min_relief, "task {} too many", c.picks[i].task);
+        }
+    }
+    Ok(())
+}
+
+fn not_dominated(w: &Window) -> Result<(), TestCaseError> {
+    let (e, c) = decide(w, 1);
+    if let Some(first) = c.picks.first() {
+        let worth = Worth::new(w, &e);
+        let mine = worth.gains(e.candidate(first.task).unwrap());
+        for x in e.candidates.iter().filter(|x| worth.qualifies(x)) {
+            prop_assert!(!dominated(&mine, &worth.gains(x), worth.params.near_tie), "{} by {}", first.task, x.task);
+        }
+    }
+    Ok(())
 }
 
 proptest! {
@@ -199,29 +334,14 @@ proptest! {
         prop_assert_eq!(choose(&estimate(&w, &params.0), &w, &params.1, budget), c);
     }
 
-    /// The smallest set: where contention falls, each later pick is needed for it.
     #[test]
     fn nobody_is_cancelled_whom_it_does_not_take(w in any_window()) {
-        let (e, c) = decide(&w, 32);
-        let p = PolicyParams { min_relief: 0.05, ..PolicyParams::default() };
-        let over = |level: f64| level > 0.0 && level >= p.contention_threshold;
-        if c.picks.len() > 1 && !c.levels_after.iter().copied().any(over) {
-            let set: Vec<u32> = c.picks.iter().map(|x| e.candidate(x.task).unwrap().index as u32).collect();
-            let freed_ns = e.joint_relief(&set, &mut e.scratch()).freed_ns;
-            let all = e.relief_share(&freed_ns);
-            for i in 1..set.len() {
-                let without: Vec<u32> = set.iter().copied().filter(|&t| t != set[i]).collect();
-                let freed_ns = e.joint_relief(&without, &mut e.scratch()).freed_ns;
-                let stays = e.resources.iter().zip(&freed_ns).any(|(r, &freed)| {
-                    over(r.level * (1.0 - if r.lost_ns == 0 { 0.0 } else { (freed as f64 / r.lost_ns as f64).min(1.0) }))
-                });
-                let rest = e.relief_share(&freed_ns);
-                // Equals of the first pick go with it.
-                let part = if c.picks[0].role == Role::Occupies { 0.5 } else { 1.0 - p.near_tie };
-                let equal = c.picks[i].score >= c.picks[0].score * part && all - rest >= p.min_relief * 0.5;
-                prop_assert!(stays || equal || rest < p.min_relief, "task {} too many", c.picks[i].task);
-            }
-        }
+        smallest_set(&w)?;
+    }
+
+    #[test]
+    fn of_several_rivals_nobody_is_cancelled_whom_it_does_not_take(w in rivals()) {
+        smallest_set(&w)?;
     }
 
     #[test]
@@ -256,21 +376,12 @@ proptest! {
 
     #[test]
     fn the_first_choice_is_dominated_by_nobody(w in any_window()) {
-        let (e, c) = decide(&w, 1);
-        let p = PolicyParams::default();
-        if let Some(first) = c.picks.first() {
-            let mine = gains(&w, &e, e.candidate(first.task).unwrap(), p.min_gain_ns);
-            for x in &e.candidates {
-                let t = &w.tasks[x.index];
-                let contends = x.uses.iter().any(|u| {
-                    e.resource(u.resource).unwrap().level >= p.contention_threshold && counts(&w, x, u, p.min_gain_ns)
-                });
-                let idle = t.in_request || t.idle_ns >= p.min_idle_ns;
-                if idle && t.cancellable && !t.protected && !t.cancelled && contends && x.relief_share >= 0.2 {
-                    prop_assert!(!dominated(&mine, &gains(&w, &e, x, p.min_gain_ns), p.near_tie), "{} by {}", first.task, x.task);
-                }
-            }
-        }
+        not_dominated(&w)?;
+    }
+
+    #[test]
+    fn of_several_rivals_the_first_choice_is_dominated_by_nobody(w in rivals()) {
+        not_dominated(&w)?;
     }
 
     #[test]

@@ -25,7 +25,8 @@ const EQUAL_PART: f64 = 0.5;
 /// once that one goes, contention is too low for the rest to be looked at again.
 const EQUAL_OCCUPATION_PART: u64 = 2;
 /// Where those who turn over take several times as long as is usual, all are slow, and who occupies a server is no hog before it
-/// has done so for as many times as long; no more than this.
+/// has done so for as many times as long; no more than this, and this where nobody knows yet what is usual (the server has just
+/// started, into a crowd).
 const MOST_SLOWED: u64 = 10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
@@ -459,7 +460,12 @@ impl<'a> Chooser<'a> {
     /// For how long a hog must have occupied a server of this queue, by the pace at which the others turn over just now.
     fn slowed_occupation_ns(&self, queue: &ResourceWindow) -> u64 {
         let least_ns = self.params.min_occupation_ns;
-        scale(least_ns, queue.turnover_ns, queue.usual_hold_ns).clamp(least_ns, least_ns.saturating_mul(MOST_SLOWED))
+        let most_ns = least_ns.saturating_mul(MOST_SLOWED);
+        match (queue.turnover_ns, queue.usual_hold_ns) {
+            (0, _) => least_ns,
+            (_, 0) => most_ns,
+            (now_ns, usual_ns) => scale(least_ns, now_ns, usual_ns).clamp(least_ns, most_ns),
+        }
     }
 
     fn rate_one(&self, candidate: &'a Candidate, freed_ns: &[u64]) -> Rated<'a> {

@@ -194,8 +194,10 @@ impl<'a> Worth<'a> {
         if r.kind == ResourceKind::Lock {
             usual_ns = usual_ns.max(self.standing_ns.saturating_mul(3));
         }
-        // All are slow: as many times the least, up to ten.
-        let slowed_ns = (200 * MS * r.turnover_ns).checked_div(r.usual_hold_ns).unwrap_or(0).clamp(200 * MS, 2000 * MS);
+        // All are slow: as many times the least, up to ten; ten, too, where nobody knows what is usual.
+        let times =
+            if r.turnover_ns == 0 { 1.0 } else { (r.turnover_ns as f64 / r.usual_hold_ns as f64).clamp(1.0, 10.0) };
+        let slowed_ns = (200.0 * MS as f64 * times) as u64;
         let untold_ns = if task.progress.is_some_and(|(done, _)| done > 0) { 0 } else { 250 * MS };
         let barring_ns = min_ns / 5;
         let least_ns = match (u.role, r.kind) {

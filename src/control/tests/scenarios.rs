@@ -816,7 +816,7 @@ fn slots(hogs_ms: &[u64], waiting: u64, turnover_ms: u64) -> Story {
         s.holds(id, 1, 0, turnover_ms / 2);
     }
     let r = &mut s.window.resources[0];
-    (r.servers, r.hold_ns, r.turnover_ns) = (4, 400 * MS, turnover_ms * MS);
+    (r.servers, r.hold_ns, r.turnover_ns, r.usual_hold_ns) = (4, 400 * MS, turnover_ms * MS, turnover_ms * MS);
     (r.untracked_waiting, r.untracked_oldest_wait_ns) = (waiting, 300 * MS);
     s
 }
@@ -855,13 +855,19 @@ fn on_a_starved_machine_nobody_hogs_a_server_who_is_slow_like_all() {
     assert!(slots(&[150; 4], 20, 1).picked().is_empty(), "a moment off the CPU");
     assert!(slots(&[400; 4], 20, 60).picked().is_empty(), "the others take 60 ms each");
     assert_eq!(slots(&[400; 4], 20, 20).picked().len(), 4);
-    // As long as that only since everything takes ten times as long as it used to.
-    let slowed = |hogs_ms: u64| {
-        let mut s = slots(&[hogs_ms; 4], 20, 20);
-        s.window.resources[0].usual_hold_ns = 2 * MS;
-        s.picked().len()
-    };
-    assert_eq!((slowed(400), slowed(1900), slowed(2100)), (0, 0, 4));
+    // As long as that only since everything takes ten times as long as it used to; or may do so: nobody knows yet.
+    for usual_ns in [2 * MS, 0] {
+        let slowed = |hogs_ms: u64| {
+            let mut s = slots(&[hogs_ms; 4], 20, 20);
+            s.window.resources[0].usual_hold_ns = usual_ns;
+            s.picked().len()
+        };
+        assert_eq!((slowed(400), slowed(1900), slowed(2100)), (0, 0, 4), "{usual_ns}");
+    }
+    // With nobody who turns over there is no pace to go by.
+    let mut stands = slots(&[400; 4], 20, 0);
+    stands.window.resources[0].usual_hold_ns = 0;
+    assert_eq!(stands.picked().len(), 4);
 }
 
 #[test]

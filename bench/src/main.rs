@@ -4,7 +4,7 @@ use atropos_bench::host::{self, HostId, Setting, Variant};
 use atropos_bench::record::{self, Mode, Record};
 use atropos_bench::results::{self, JsonLines, Recorded};
 use atropos_bench::{
-    callgrind, cases, guard, http, integration, load, micro, mysql, overhead, pg, race, replay, runner,
+    callgrind, cases, guard, http, integration, load, micro, mysql, overhead, pairs, pg, race, replay, runner,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -151,6 +151,9 @@ struct OverheadArgs {
     /// httpd: the MPM
     #[arg(long, value_enum, default_value = "event")]
     mpm: http::server::Mpm,
+    /// What the vanilla server is compared with
+    #[arg(long, value_enum, default_value = "loaded", conflicts_with = "instructions")]
+    second: pairs::Second,
     /// The module's mode on the patched server
     #[arg(long, value_enum, default_value = "enforce")]
     mode: Mode,
@@ -352,6 +355,7 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
             seconds: a.seconds,
             connections: a.threads.unwrap_or(4),
             mpm: a.mpm,
+            second: a.second,
             mode: a.mode,
             set: a.set.iter().map(|(name, value)| format!("{name} {value}")).collect(),
         };
@@ -372,6 +376,7 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
         seconds: a.seconds,
         // With half as many the scheduler goes back and forth between two rhythms a fifth apart.
         threads: a.threads.unwrap_or(8),
+        second: a.second,
         mode: a.mode,
         seed: a.seed,
         set: written_for(a.host, &a.set),
@@ -395,14 +400,14 @@ fn overhead_command(a: OverheadArgs) -> Result<bool> {
     if a.record {
         let versions = vec![format!("{} {}", a.host.title(), patched.version()), load::version()];
         let recorded = Recorded::of(&pairs, versions, settings_of(patched, &options));
-        results::record(&recorded_name("overhead", a.host), &recorded, &text)?;
+        results::record(&(recorded_name("overhead", a.host) + a.second.suffix()), &recorded, &text)?;
     }
     Ok(ok)
 }
 
 fn settings_of(patched: &dyn host::Host, options: &overhead::Options) -> Vec<String> {
     let all = patched.base_settings().into_iter().chain(options.set.iter().cloned());
-    all.map(|(n, v)| format!("{n} = {v}")).chain([format!("Atropos's mode = {}", options.mode.name())]).collect()
+    all.map(|(n, v)| format!("{n} = {v}")).chain([options.second.told(options.mode)]).collect()
 }
 
 /// Counts the instructions of a transaction on both builds.

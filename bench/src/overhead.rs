@@ -7,7 +7,7 @@ use crate::clock::now_ns;
 use crate::host::{Dataset, Host, Server, Setting};
 use crate::load::Load;
 use crate::measure;
-use crate::pairs;
+use crate::pairs::{self, Second};
 use crate::record::{markdown, Mode};
 use anyhow::{bail, Result};
 use serde::Serialize;
@@ -34,6 +34,7 @@ pub struct Options {
     /// Measured seconds for each server in each pair.
     pub seconds: f64,
     pub threads: u32,
+    pub second: Second,
     pub mode: Mode,
     pub seed: u64,
     pub set: Vec<Setting>,
@@ -79,11 +80,12 @@ pub fn run(
 ) -> Result<Vec<Pair>> {
     let load = Load { test: workload.test(), ..Load::oltp(vanilla.schema(), o.threads, 10, 10_000) };
     let dataset = Dataset::oltp(vanilla.schema(), load.tables, load.rows);
-    let hosts = [vanilla, patched];
+    let (second, mode) = o.second.server(vanilla, patched, o.mode);
+    let (hosts, modes) = ([vanilla, second], [None, mode]);
     let mut done = vec![];
     for pair in 1..=o.pairs {
         let name = format!("overhead-{pair}");
-        let servers = pairs::start_both(pair, |which| hosts[which].start(&dataset, Some(o.mode), &o.set, &name))?;
+        let servers = pairs::start_both(pair, |which| hosts[which].start(&dataset, modes[which], &o.set, &name))?;
         let measure = |which: usize, seconds: f64, seed: u64| -> Result<Slice> {
             slice(hosts[which], &*servers[which], &load, seconds, o.seed + seed)
         };

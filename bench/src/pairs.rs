@@ -4,7 +4,44 @@
 //! another rhythm with the scheduler each time that it starts (a fifth between two of them was seen). So each is first in
 //! turn, and the load comes in many short slices, A B B A A B B A ..., each with a rhythm of its own.
 use crate::measure;
+use crate::record::Mode;
 use anyhow::Result;
+
+/// What a vanilla server is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Second {
+    /// The patched build with the module
+    Loaded,
+    /// The patched build without the module: what the patches and another layout of the code cost
+    Unloaded,
+    /// Another one of the vanilla build: how far two equal servers lie apart
+    Vanilla,
+}
+
+impl Second {
+    /// Of the two builds the second server's, and the mode of the module there; `None` = no module.
+    pub fn server<T>(self, vanilla: T, patched: T, mode: Mode) -> (T, Option<Mode>) {
+        match self {
+            Second::Loaded => (patched, Some(mode)),
+            Second::Unloaded => (patched, None),
+            Second::Vanilla => (vanilla, None),
+        }
+    }
+
+    /// For the settings of a record.
+    pub fn told(self, mode: Mode) -> String {
+        match self {
+            Second::Loaded => format!("Atropos's mode = {}", mode.name()),
+            Second::Unloaded => "the second server (\"patched\") is without the module".into(),
+            Second::Vanilla => "the second server (\"patched\") is vanilla, too".into(),
+        }
+    }
+
+    /// What follows the name of a record.
+    pub fn suffix(self) -> &'static str {
+        ["", "-unloaded", "-noise"][self as usize]
+    }
+}
 
 /// Of `pair` (from 1 on) starts both, number 0 first in every second one.
 pub fn start_both<T>(pair: u32, start: impl Fn(usize) -> Result<T>) -> Result<[T; 2]> {

@@ -110,7 +110,7 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
 
 /// What a comparison of both builds is recorded with.
 fn settings_of(o: &overhead::Options) -> Vec<String> {
-    base_settings().into_iter().chain(o.set.iter().cloned()).chain([format!("Atropos {}", o.mode.name())]).collect()
+    base_settings().into_iter().chain(o.set.iter().cloned()).chain([o.second.told(o.mode)]).collect()
 }
 
 /// Counts the instructions of a request on both builds.
@@ -151,7 +151,11 @@ pub fn overhead(o: &overhead::Options, json: Option<&Path>, record: bool, floor:
     println!("\n{text}");
     if record {
         let versions = patched.versions().into_iter().chain([overhead::wrk_version()]).collect();
-        results::record("overhead-httpd", &Recorded::of(&pairs, versions, settings_of(o)), &text)?;
+        results::record(
+            &format!("overhead-httpd{}", o.second.suffix()),
+            &Recorded::of(&pairs, versions, settings_of(o)),
+            &text,
+        )?;
     }
     Ok(ok)
 }

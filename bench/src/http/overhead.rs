@@ -7,7 +7,7 @@
 use super::install::Install;
 use super::server::{Config, Httpd, Mpm, STATIC_PAGE};
 use crate::measure;
-use crate::pairs;
+use crate::pairs::{self, Second};
 use crate::record::{markdown, Mode};
 use anyhow::{bail, ensure, Context, Result};
 use serde::Serialize;
@@ -21,6 +21,7 @@ pub struct Options {
     /// Kept-alive connections of wrk, from one thread.
     pub connections: u32,
     pub mpm: Mpm,
+    pub second: Second,
     pub mode: Mode,
     pub set: Vec<String>,
 }
@@ -58,7 +59,7 @@ pub fn run(vanilla: &Install, patched: &Install, o: &Options, mut each: impl FnM
     let mut done = vec![];
     for pair in 1..=o.pairs {
         let servers = pairs::start_both(pair, |which| -> Result<Httpd> {
-            let (install, atropos) = [(vanilla, None), (patched, Some(o.mode))][which];
+            let (install, atropos) = [(vanilla, None), o.second.server(vanilla, patched, o.mode)][which];
             let mut config = Config { atropos, ..Config::new(o.mpm, SLOTS) };
             config.directives.extend(o.set.iter().cloned());
             Httpd::start(install, &config, None, &format!("overhead-{pair}"))

@@ -41,6 +41,12 @@ const STANDING_PART: usize = 5;
 const STANDING_TIMES: u64 = 3;
 /// They have stood for at most this many times the longest wait for a lock: who is older is a report that takes its time.
 const STANDING_AGE_TIMES: u64 = 2;
+/// Where so many others hold something between two requests of theirs and bar nobody, clients are slow in general: whoever
+/// bars others must have been idle for so many times as long as those (the median). Of those that are forgotten, and of what
+/// is asked for, no more than so many times the least.
+const IDLERS_LEAST: usize = 3;
+const IDLERS_TIMES: u64 = 3;
+const IDLERS_MOST: u64 = 10;
 /// Whoever has had what others wait for, for less than this part of the longest wait, is not what they wait for.
 const EXPLAINS_PART: u64 = 2;
 /// A queue makes people late if they wait in it for this part of what makes them late.
@@ -73,7 +79,8 @@ pub struct PolicyParams {
     /// Whoever has held a lock for less than this, and has told of no progress meanwhile, may only have been held up himself
     /// (a processor taken away, a page from a slow disk): that is over in the next moment, and a cancel gains nothing, ns.
     pub min_untold_ns: u64,
-    /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns.
+    /// Whoever is idle between two requests for less than this may be about to go on: its client is only slow, ns. So is it for
+    /// whoever has held a lock for less, over pauses of its client.
     pub min_idle_ns: u64,
     /// Whoever is known to be done within this is let finish, ns: a cancel takes as long to be noticed and undone.
     pub min_remaining_ns: u64,
@@ -96,7 +103,7 @@ impl Default for PolicyParams {
             min_gain_ns: 20_000_000,
             min_occupation_ns: 200_000_000,
             min_untold_ns: 250_000_000,
-            min_idle_ns: 300_000_000,
+            min_idle_ns: 450_000_000,
             min_remaining_ns: 200_000_000,
             late_ns: 0,
             late_share: 1.0,
@@ -293,6 +300,8 @@ pub(super) struct Late {
     waiting: Vec<bool>,
     /// For how long those have stood whom nothing that is traced holds up, ns (the median); 0 = too few to matter.
     standing_ns: u64,
+    /// For how long an idle holder must have been idle, ns.
+    idle_ns: u64,
 }
 
 impl Late {
@@ -315,7 +324,22 @@ impl Late {
             }
         }
         let standing_ns = Self::standing_ns(estimate, window, late_ns, tasks.len());
-        Late { tasks, waiting, standing_ns }
+        let idle_ns = Self::idle_ns(estimate, window, params.min_idle_ns);
+        Late { tasks, waiting, standing_ns, idle_ns }
+    }
+
+    pub(super) fn idle_ns(estimate: &Estimate, window: &Window, least_ns: u64) -> u64 {
+        let most_ns = least_ns.saturating_mul(IDLERS_MOST);
+        let idles = |t: &&TaskView| {
+            let holds = !t.in_request && !t.holdings.is_empty();
+            holds && (least_ns..=most_ns).contains(&t.idle_ns) && estimate.candidate(t.id).is_none()
+        };
+        let mut idlers: Vec<u64> = window.tasks.iter().filter(idles).map(|t| t.idle_ns).collect();
+        if idlers.len() < IDLERS_LEAST {
+            return least_ns;
+        }
+        idlers.sort_unstable();
+        idlers[idlers.len() / 2].saturating_mul(IDLERS_TIMES).min(most_ns)
     }
 
     pub(super) fn standing_ns(estimate: &Estimate, window: &Window, late_ns: u64, late: usize) -> u64 {
@@ -475,7 +499,11 @@ impl<'a> Chooser<'a> {
         let mut worth_ns = vec![0u64; self.levels.len()];
         let least_ns = if candidate.progress.is_some() { min_ns.max(self.params.min_remaining_ns) } else { min_ns };
         // A request of one row that has not come to it yet tells nothing.
-        let untold_ns = if task.progress.is_some_and(|(done, _)| done > 0) { 0 } else { self.params.min_untold_ns };
+        let untold_ns = match self.params.min_untold_ns {
+            _ if task.progress.is_some_and(|(done, _)| done > 0) => 0,
+            untold_ns if task.age_ns < untold_ns => untold_ns.max(self.params.min_idle_ns),
+            untold_ns => untold_ns,
+        };
         let (mut frees, mut contended, mut used, mut lasts, mut settling) = (false, false, false, false, false);
         let mut helps = candidate.victims.iter().any(|v| self.late.tasks.binary_search(v).is_ok());
         for (r, u) in candidate.uses.iter().filter_map(|u| Some((self.place(u)?, u))) {
@@ -551,7 +579,7 @@ impl<'a> Chooser<'a> {
             Some(WhyNot::Cancelled)
         } else if !task.cancellable {
             Some(WhyNot::Uncancellable)
-        } else if !task.in_request && task.idle_ns < self.params.min_idle_ns {
+        } else if !task.in_request && task.idle_ns < self.late.idle_ns {
             Some(WhyNot::HardlyIdle)
         } else if !contended {
             Some(WhyNot::NotContended)

@@ -299,13 +299,10 @@ mod tests {
             let mut b = Busy::new(id);
             let (used, so_far) = if with_hog { (170, 150) } else { (0, 0) };
             b.task(1, used, 10, so_far); // not yet for long enough to be cancelled itself
-            b.task(2, 1, 90, 1).holdings.push(Holding {
-                resource: 1,
-                instance: 7,
-                amount: 1,
-                held_ns: 300 * MS,
-                waited_ns: 0,
-            });
+            let holder = b.task(2, 1, 90, 1);
+            holder.age_ns = 300 * MS;
+            let held_ns = holder.age_ns;
+            holder.holdings.push(Holding { resource: 1, instance: 7, amount: 1, held_ns, waited_ns: 0 });
             for t in 3..12 {
                 b.task(t, 0, 0, 0).waits.push(Wait { resource: 1, instance: 7, waited_ns: 90 * MS });
             }

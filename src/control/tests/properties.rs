@@ -176,6 +176,7 @@ struct Worth<'a> {
     estimate: &'a Estimate,
     params: PolicyParams,
     standing_ns: u64,
+    idle_ns: u64,
 }
 
 impl<'a> Worth<'a> {
@@ -183,7 +184,8 @@ impl<'a> Worth<'a> {
         let params = PolicyParams::default();
         assert_eq!(params.late_ns, 0, "everybody is late");
         let standing_ns = Late::standing_ns(estimate, window, params.late_ns, window.tasks.len());
-        Worth { window, estimate, params, standing_ns }
+        let idle_ns = Late::idle_ns(estimate, window, params.min_idle_ns);
+        Worth { window, estimate, params, standing_ns, idle_ns }
     }
 
     /// Long enough to be worth a cancel, and longer than is usual of the resource.
@@ -198,7 +200,11 @@ impl<'a> Worth<'a> {
         let times =
             if r.turnover_ns == 0 { 1.0 } else { (r.turnover_ns as f64 / r.usual_hold_ns as f64).clamp(1.0, 10.0) };
         let slowed_ns = (200.0 * MS as f64 * times) as u64;
-        let untold_ns = if task.progress.is_some_and(|(done, _)| done > 0) { 0 } else { 250 * MS };
+        let untold_ns = match task.progress {
+            Some((done, _)) if done > 0 => 0,
+            _ if task.age_ns < 250 * MS => 450 * MS, // held over a pause of its client
+            _ => 250 * MS,
+        };
         let barring_ns = min_ns / 5;
         let least_ns = match (u.role, r.kind) {
             (Role::Bars, _) => barring_ns,
@@ -247,7 +253,7 @@ impl<'a> Worth<'a> {
     /// May it be cancelled, on its own and with what counts of it?
     fn qualifies(&self, c: &Candidate) -> bool {
         let task = &self.window.tasks[c.index];
-        let idle = task.in_request || task.idle_ns >= self.params.min_idle_ns;
+        let idle = task.in_request || task.idle_ns >= self.idle_ns;
         let contended = |u: &Use| self.estimate.resource(u.resource).unwrap().level >= self.params.contention_threshold;
         let contends = c.uses.iter().any(|u| contended(u) && self.counts(c, u));
         let freed_ns: Vec<u64> = self.each(c, |u| u.freed_ns as f64).iter().map(|&ns| ns as u64).collect();

@@ -268,11 +268,50 @@ fn an_idle_session_with_an_open_transaction_is_a_candidate() {
     // Between two requests of a slow client is not idle.
     idle.idle_ns = 120 * MS;
     assert!(s.choose().nobody_because.contains("between two requests"), "{:?}", s.choose());
-    s.get(1).idle_ns = 300 * MS;
+    s.get(1).idle_ns = 440 * MS;
+    assert!(s.choose().nobody_because.contains("between two requests"), "{:?}", s.choose());
+    s.get(1).idle_ns = 450 * MS;
     let choice = s.choose();
     assert_eq!(choice.picks[0].task, 1);
     assert!(near(choice.picks[0].gain, 5e9));
     assert!(choice.picks[0].reason.contains("idle"), "{}", choice.picks[0].reason);
+}
+
+#[test]
+fn where_clients_are_slow_in_general_who_is_idle_must_stand_out() {
+    // Seen on a starved machine: sessions of 16 busy clients, idle in their transactions for 300 to 530 ms. One of them
+    // happened to hold rows that others wanted.
+    let idle = |barring_ms: u64, others_ms: &[u64]| {
+        let mut s = stall(5000, 15, 90);
+        let mut pause = |s: &mut Story, id: u64, ms: u64| {
+            let t = s.get(id);
+            (t.in_request, t.age_ns, t.exec_ns, t.idle_ns) = (false, 0, 0, ms * MS);
+        };
+        pause(&mut s, 1, barring_ms);
+        for (id, &ms) in (100..).zip(others_ms) {
+            s.task(id, 0);
+            s.holds(id, 1, id, ms + 5);
+            pause(&mut s, id, ms);
+        }
+        !s.picked().is_empty()
+    };
+    assert!(idle(500, &[]) && idle(500, &[533, 459]), "two are chance");
+    assert!(!idle(500, &[533, 459, 458]) && !idle(1350, &[533, 459, 458]));
+    assert!(idle(1400, &[533, 459, 458]), "three times as long as they");
+    assert!(idle(500, &[9000; 5]), "forgotten ones tell nothing of the clients");
+    assert!(idle(4500, &[4400; 5]), "a frozen client machine bars for so long and no longer");
+}
+
+#[test]
+fn who_held_rows_over_a_pause_of_its_client_is_judged_like_one_that_is_idle() {
+    // Seen on a starved machine: a client that was off the processor for 324 ms has just sent its next statement.
+    let picked = |held_ms: u64, age_ms: u64| {
+        let mut s = stall(held_ms, 15, 90);
+        s.get(1).age_ns = age_ms * MS;
+        !s.picked().is_empty()
+    };
+    assert!(!picked(325, 1) && picked(460, 1));
+    assert!(picked(325, 320) && !picked(240, 240), "one statement all the time");
 }
 
 #[test]

@@ -41,10 +41,11 @@ const STANDING_PART: usize = 5;
 const STANDING_TIMES: u64 = 3;
 /// They have stood for at most this many times the longest wait for a lock: who is older is a report that takes its time.
 const STANDING_AGE_TIMES: u64 = 2;
-/// Where so many others hold something between two requests of theirs and bar nobody, clients are slow in general: whoever
-/// bars others must have been idle for so many times as long as those (the median). Of those that are forgotten, and of what
-/// is asked for, no more than so many times the least.
+/// Where so many others hold something between two requests of theirs, for this part of the least or longer, and bar nobody,
+/// clients are slow in general: whoever bars others must have been idle for so many times as long as those (the median). Of
+/// those that are forgotten, and of what is asked for, no more than so many times the least.
 const IDLERS_LEAST: usize = 3;
+const IDLERS_PART: u64 = 4;
 const IDLERS_TIMES: u64 = 3;
 const IDLERS_MOST: u64 = 10;
 /// Whoever has had what others wait for, for less than this part of the longest wait, is not what they wait for.
@@ -332,14 +333,14 @@ impl Late {
         let most_ns = least_ns.saturating_mul(IDLERS_MOST);
         let idles = |t: &&TaskView| {
             let holds = !t.in_request && !t.holdings.is_empty();
-            holds && (least_ns..=most_ns).contains(&t.idle_ns) && estimate.candidate(t.id).is_none()
+            holds && (least_ns / IDLERS_PART..=most_ns).contains(&t.idle_ns) && estimate.candidate(t.id).is_none()
         };
         let mut idlers: Vec<u64> = window.tasks.iter().filter(idles).map(|t| t.idle_ns).collect();
         if idlers.len() < IDLERS_LEAST {
             return least_ns;
         }
         idlers.sort_unstable();
-        idlers[idlers.len() / 2].saturating_mul(IDLERS_TIMES).min(most_ns)
+        idlers[idlers.len() / 2].saturating_mul(IDLERS_TIMES).clamp(least_ns, most_ns)
     }
 
     pub(super) fn standing_ns(estimate: &Estimate, window: &Window, late_ns: u64, late: usize) -> u64 {

@@ -283,7 +283,7 @@ fn where_clients_are_slow_in_general_who_is_idle_must_stand_out() {
     // happened to hold rows that others wanted.
     let idle = |barring_ms: u64, others_ms: &[u64]| {
         let mut s = stall(5000, 15, 90);
-        let mut pause = |s: &mut Story, id: u64, ms: u64| {
+        let pause = |s: &mut Story, id: u64, ms: u64| {
             let t = s.get(id);
             (t.in_request, t.age_ns, t.exec_ns, t.idle_ns) = (false, 0, 0, ms * MS);
         };
@@ -298,6 +298,8 @@ fn where_clients_are_slow_in_general_who_is_idle_must_stand_out() {
     assert!(idle(500, &[]) && idle(500, &[533, 459]), "two are chance");
     assert!(!idle(500, &[533, 459, 458]) && !idle(1350, &[533, 459, 458]));
     assert!(idle(1400, &[533, 459, 458]), "three times as long as they");
+    assert!(!idle(684, &[406, 405, 130]));
+    assert!(idle(460, &[120, 120, 120]) && idle(460, &[30; 9]), "short pauses of many are everyday life");
     assert!(idle(500, &[9000; 5]), "forgotten ones tell nothing of the clients");
     assert!(idle(4500, &[4400; 5]), "a frozen client machine bars for so long and no longer");
 }

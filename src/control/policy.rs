@@ -335,12 +335,11 @@ impl Late {
             let holds = !t.in_request && !t.holdings.is_empty();
             holds && (least_ns / IDLERS_PART..=most_ns).contains(&t.idle_ns) && estimate.candidate(t.id).is_none()
         };
-        let mut idlers: Vec<u64> = window.tasks.iter().filter(idles).map(|t| t.idle_ns).collect();
+        let idlers: Vec<u64> = window.tasks.iter().filter(idles).map(|t| t.idle_ns).collect();
         if idlers.len() < IDLERS_LEAST {
             return least_ns;
         }
-        idlers.sort_unstable();
-        idlers[idlers.len() / 2].saturating_mul(IDLERS_TIMES).clamp(least_ns, most_ns)
+        median(idlers).saturating_mul(IDLERS_TIMES).clamp(least_ns, most_ns)
     }
 
     pub(super) fn standing_ns(estimate: &Estimate, window: &Window, late_ns: u64, late: usize) -> u64 {
@@ -355,12 +354,11 @@ impl Late {
         let stands = |t: &&TaskView| {
             t.in_request && t.waits.is_empty() && ages.contains(&own_ns(t)) && estimate.candidate(t.id).is_none()
         };
-        let mut standing: Vec<u64> = window.tasks.iter().filter(stands).map(own_ns).collect();
+        let standing: Vec<u64> = window.tasks.iter().filter(stands).map(own_ns).collect();
         if standing.len() < STANDING_LEAST || standing.len() * STANDING_PART < late {
             return 0;
         }
-        standing.sort_unstable();
-        standing[standing.len() / 2]
+        median(standing)
     }
 }
 
@@ -704,6 +702,12 @@ impl<'a> Chooser<'a> {
             })
             .collect()
     }
+}
+
+/// Of at least one.
+fn median(mut times: Vec<u64>) -> u64 {
+    times.sort_unstable();
+    times[times.len() / 2]
 }
 
 /// `part / whole` within 0..=1.

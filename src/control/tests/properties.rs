@@ -224,9 +224,9 @@ impl<'a> Worth<'a> {
     }
 
     /// Per resource what `of` says of the use that counts; 0 where none does.
-    fn each(&self, c: &Candidate, of: impl Fn(&Use) -> f64) -> Vec<f64> {
-        let one =
-            |r: ResourceId| c.uses.iter().find(|u| u.resource == r).filter(|u| self.counts(c, u)).map_or(0.0, &of);
+    fn each<T: Default>(&self, c: &Candidate, of: impl Fn(&Use) -> T) -> Vec<T> {
+        let counting = |r: ResourceId| c.uses.iter().find(|u| u.resource == r).filter(|u| self.counts(c, u));
+        let one = |r: ResourceId| counting(r).map_or(T::default(), &of);
         self.estimate.resources.iter().map(|r| one(r.id)).collect()
     }
 
@@ -256,8 +256,7 @@ impl<'a> Worth<'a> {
         let idle = task.in_request || task.idle_ns >= self.idle_ns;
         let contended = |u: &Use| self.estimate.resource(u.resource).unwrap().level >= self.params.contention_threshold;
         let contends = c.uses.iter().any(|u| contended(u) && self.counts(c, u));
-        let freed_ns: Vec<u64> = self.each(c, |u| u.freed_ns as f64).iter().map(|&ns| ns as u64).collect();
-        let relief = self.estimate.relief_share(&freed_ns);
+        let relief = self.estimate.relief_share(&self.each(c, |u| u.freed_ns));
         let may = idle && task.cancellable && !task.protected && !task.cancelled;
         may && contends && self.helps(c) && relief >= self.params.min_relief
     }

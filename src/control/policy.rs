@@ -31,7 +31,8 @@ const MOST_SLOWED: u64 = 10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
 /// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
-/// the mean, and a busy server has those; of twenty times there is one in half a billion.
+/// the mean, and a busy server has those; of twenty times there is one in half a billion. Of a lock they count as slowed by
+/// no more than `MOST_SLOWED`: what they held it for includes their waits for other locks, perhaps for the culprit itself.
 const NOW_TIMES: u64 = 20;
 /// Where so many who wait for nothing and bar nobody are late as well, and they are this part of all who are late, something
 /// else holds the server up (the disk of its log, a starved machine), and locks are only held until that is over:
@@ -362,6 +363,16 @@ impl Late {
     }
 }
 
+/// For how long at least a culprit has used the resource, by how long others do.
+fn usual_ns(resource: &ResourceWindow) -> u64 {
+    let usual_ns = resource.usual_hold_ns;
+    let now_ns = match resource.kind {
+        ResourceKind::Lock if usual_ns > 0 => resource.turnover_ns.min(usual_ns.saturating_mul(MOST_SLOWED)),
+        _ => resource.turnover_ns,
+    };
+    usual_ns.saturating_mul(USUAL_TIMES).max(now_ns.saturating_mul(NOW_TIMES))
+}
+
 /// The state of one decision: who is picked so far and what that leaves.
 struct Chooser<'a> {
     estimate: &'a Estimate,
@@ -520,11 +531,7 @@ impl<'a> Chooser<'a> {
             let contends = self.open(r);
             // Nobody who has a lock for about as long as everybody has it monopolises it: as long as in calm times, or as
             // now that all are slow (a starved CPU).
-            let usual = |w: &ResourceWindow| {
-                let now_ns = w.turnover_ns.saturating_mul(NOW_TIMES);
-                w.usual_hold_ns.saturating_mul(USUAL_TIMES).max(now_ns)
-            };
-            let mut usual_ns = self.window.resources.get(r).map_or(0, usual);
+            let mut usual_ns = self.window.resources.get(r).map_or(0, usual_ns);
             if self.estimate.resources[r].kind == ResourceKind::Lock {
                 usual_ns = usual_ns.max(self.late.standing_ns.saturating_mul(STANDING_TIMES));
             }

@@ -192,7 +192,10 @@ impl<'a> Worth<'a> {
     fn counts(&self, c: &Candidate, u: &Use) -> bool {
         let (r, min_ns) = (self.window.resources.iter().find(|r| r.id == u.resource).unwrap(), self.params.min_gain_ns);
         let task = &self.window.tasks[c.index];
-        let mut usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns * 20);
+        // Of a lock at most ten times as long as is usual, for those who gave it back may have waited for others.
+        let most_ns =
+            if r.kind == ResourceKind::Lock && r.usual_hold_ns > 0 { r.usual_hold_ns * 10 } else { u64::MAX };
+        let mut usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns.min(most_ns) * 20);
         if r.kind == ResourceKind::Lock {
             usual_ns = usual_ns.max(self.standing_ns.saturating_mul(3));
         }

@@ -45,7 +45,7 @@ const STANDING_AGE_TIMES: u64 = 2;
 /// Where so many others hold something between two requests of theirs, for this part of the least or longer, and bar nobody,
 /// clients are slow in general: whoever bars others must have been idle for so many times as long as those (the median). Of
 /// those that are forgotten, and of what is asked for, no more than so many times the least.
-const IDLERS_LEAST: usize = 3;
+const IDLERS_LEAST: usize = 2;
 const IDLERS_PART: u64 = 4;
 const IDLERS_TIMES: u64 = 3;
 const IDLERS_MOST: u64 = 10;
@@ -711,10 +711,10 @@ impl<'a> Chooser<'a> {
     }
 }
 
-/// Of at least one.
+/// Of at least one; of two in the middle the shorter.
 fn median(mut times: Vec<u64>) -> u64 {
     times.sort_unstable();
-    times[times.len() / 2]
+    times[(times.len() - 1) / 2]
 }
 
 /// `part / whole` within 0..=1.

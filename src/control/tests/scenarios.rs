@@ -295,7 +295,8 @@ fn where_clients_are_slow_in_general_who_is_idle_must_stand_out() {
         }
         !s.picked().is_empty()
     };
-    assert!(idle(500, &[]) && idle(500, &[533, 459]), "two are chance");
+    assert!(idle(500, &[]) && idle(500, &[533]), "one is chance");
+    assert!(!idle(460, &[278, 3959]) && idle(840, &[278, 3959]), "beside one that is forgotten: the shorter of two");
     assert!(!idle(500, &[533, 459, 458]) && !idle(1350, &[533, 459, 458]));
     assert!(idle(1400, &[533, 459, 458]), "three times as long as they");
     assert!(!idle(684, &[406, 405, 130]));

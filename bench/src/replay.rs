@@ -94,6 +94,9 @@ struct TaskJson {
     work_ns: u64,
     work_waited_ns: u64,
     rollback_ns: u64,
+    /// Older logs do not tell.
+    #[serde(default)]
+    starved_ns: u64,
     progress: Option<(u64, u64)>,
     waits: Vec<WaitJson>,
     holdings: Vec<HoldingJson>,
@@ -167,6 +170,7 @@ impl WindowJson {
             work_ns: t.work_ns,
             work_waited_ns: t.work_waited_ns,
             rollback_ns: t.rollback_ns,
+            starved_ns: t.starved_ns,
             progress: t.progress,
             waits: t
                 .waits
@@ -316,7 +320,7 @@ mod tests {
             TaskView {
                 protected: flags[0], cancellable: !flags[1], cancelled: flags[2], in_request: !flags[3], background: flags[4],
                 priority, label, age_ns: times[0], idle_ns: times[1], work_ns: times[2], work_waited_ns: times[3] / 8,
-                exec_ns: times[4].min(100 * MS), rollback_ns: times[3] / 16, progress,
+                exec_ns: times[4].min(100 * MS), rollback_ns: times[3] / 16, starved_ns: times[4] / 8, progress,
                 waits: waits.into_iter().map(|(resource, instance, waited_ns)| Wait { resource, instance, waited_ns }).collect(),
                 holdings: holdings.into_iter().map(|(resource, instance, amount, held_ns)| {
                     Holding { resource, instance, amount, held_ns, waited_ns: held_ns / 7 }

@@ -293,6 +293,7 @@ impl Collector {
                 holdings,
                 exec_ns: grown(exec_ns, exec_before_ns.unwrap_or(exec_ns)).min(measured_ns),
                 rollback_ns: 0,
+                starved_ns: 0,
             };
         }
         if detailed {

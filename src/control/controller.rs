@@ -7,10 +7,12 @@ use super::actuator;
 use super::budget::{Budget, BudgetParams};
 use super::collect::{family_head, Collector, STRIDES};
 use super::detector::{Detector, Objective, Signal, State};
-use super::estimator::{estimate, Estimate, EstimatorParams, ResourceEstimate};
+use super::estimator::{estimate, Candidate, Estimate, EstimatorParams, ResourceEstimate, Use};
 use super::policy::{choose, Choice, Pick, PolicyParams};
 use super::progress::Reports;
 use super::retry::{bit_of, Outcome as RetryOutcome, Retries, RetryParams};
+use super::sample::ThreadState;
+use super::starved::Starvation;
 use super::verify::{Pending, Verdict};
 use super::window::{Edge, EdgeKind, TaskId, Window};
 use crate::cancel::action::{self, Level, Progress};
@@ -34,6 +36,10 @@ const BUSY_PAUSE_MS: u64 = 5;
 const MAX_EDGES: usize = 4096;
 /// Candidates that the host is asked about, those that would give back most.
 const MAX_ASKED: usize = 32;
+/// The kernel is asked about at most so many, which takes two files of /proc each, some 15 us.
+const MAX_ASKED_OF_KERNEL: usize = 4;
+/// Whoever has used something for less is no culprit yet, and for more is one though it starved for as long as counts.
+const STARVED_MATTERS_NS: std::ops::Range<u64> = 50 * MS..2000 * MS;
 /// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
 const REAP_NS: u64 = 500 * MS;
 const REAP_THOROUGH_NS: u64 = 10_000 * MS;
@@ -73,6 +79,7 @@ pub struct Controller {
     pending: Vec<Pending>,
     retries: Retries,
     reports: Reports,
+    starvation: Starvation,
     /// Decisions whose effect is known and whose task may still run again.
     retriable: Vec<Decision>,
     /// Observe mode: the task that would have been cancelled; nobody else is named while it goes on.
@@ -105,6 +112,7 @@ impl Controller {
             pending: Vec::new(),
             retries: Retries::default(),
             reports: Reports::default(),
+            starvation: Starvation::default(),
             retriable: Vec::new(),
             observed: None,
             log: LogFile::default(),
@@ -426,6 +434,7 @@ impl Controller {
             // Gains hang on progress.
             estimate = super::estimator::estimate(window, &params);
         }
+        ask_kernel(region, &estimate, window, &mut self.starvation);
         change.estimate(&mut estimate);
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
@@ -820,6 +829,31 @@ fn ask_host(estimate: &Estimate, window: &mut Window, reports: &mut Reports) -> 
         learnt |= reports.distrust(&mut window.tasks[candidate.index], window.now_ns);
     }
     learnt
+}
+
+/// Asks the kernel of those who would give back most whether they get a processor.
+fn ask_kernel(region: &Region, estimate: &Estimate, window: &mut Window, starvation: &mut Starvation) {
+    starvation.tidy(window.now_ns);
+    let at_work = |c: &&Candidate| {
+        let task = &window.tasks[c.index];
+        let matters = |u: &Use| STARVED_MATTERS_NS.contains(&u.usage_ns);
+        task.in_request && task.waits.is_empty() && c.uses.iter().any(matters)
+    };
+    let mut most: Vec<&Candidate> = estimate.candidates.iter().filter(at_work).collect();
+    most.sort_by(|a, b| b.relief_share.total_cmp(&a.relief_share).then(a.task.cmp(&b.task)));
+    for candidate in most.into_iter().take(MAX_ASKED_OF_KERNEL) {
+        let task = &mut window.tasks[candidate.index];
+        // With helpers that work for it the thread that leads them says little.
+        let Some(slot) =
+            region.task(task.id).filter(|_| !region.live_workers().any(|w| w.task.load(Relaxed) == task.id))
+        else {
+            continue;
+        };
+        let (pid, tid) = (slot.owner.pid.load(Relaxed), slot.owner.tid.load(Relaxed));
+        if let Some(thread) = (tid != 0).then(|| ThreadState::read(pid, tid)).flatten() {
+            task.starved_ns = starvation.look(task.id, task.scope, thread, window.now_ns);
+        }
+    }
 }
 
 /// The chosen and the best of the others, for the record.

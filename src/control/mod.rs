@@ -18,6 +18,8 @@ mod progress;
 pub mod retry;
 #[cfg(not(loom))]
 pub mod sample;
+#[cfg(not(loom))]
+mod starved;
 pub mod system;
 #[cfg(not(loom))]
 mod verify;

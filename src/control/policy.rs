@@ -49,6 +49,9 @@ const IDLERS_LEAST: usize = 2;
 const IDLERS_PART: u64 = 4;
 const IDLERS_TIMES: u64 = 3;
 const IDLERS_MOST: u64 = 10;
+/// Of the time in which somebody was ready to run and got no processor no more than this is taken off what it has used, ns:
+/// whoever has locks and never gets a processor must go in the end.
+const MOST_STARVED_NS: u64 = 1_000_000_000;
 /// Whoever has had what others wait for, for less than this part of the longest wait, is not what they wait for.
 const EXPLAINS_PART: u64 = 2;
 /// A queue makes people late if they wait in it for this part of what makes them late.
@@ -204,6 +207,7 @@ enum WhyNot {
     FreesNobody,
     NotContended,
     HardlyUsed,
+    Starved,
     HardlyIdle,
     SoonDone,
     Settling,
@@ -226,6 +230,7 @@ impl WhyNot {
                 "has used the resource at its own pace, or others have waited for it, for no longer than is usual or the \
                  objective allows"
             }
+            WhyNot::Starved => "is ready to run and gets no processor: the machine holds it up",
             WhyNot::HardlyIdle => "is between two requests: its client may go on at any moment",
             WhyNot::SoonDone => "will soon be done",
             WhyNot::Settling => "the effect of the last cancel does not show yet",
@@ -515,6 +520,7 @@ impl<'a> Chooser<'a> {
             untold_ns => untold_ns,
         };
         let (mut frees, mut contended, mut used, mut lasts, mut settling) = (false, false, false, false, false);
+        let mut starved = false;
         let mut helps = candidate.victims.iter().any(|v| self.late.tasks.binary_search(v).is_ok());
         for (r, u) in candidate.uses.iter().filter_map(|u| Some((self.place(u)?, u))) {
             if freed_ns[r] == 0 {
@@ -562,8 +568,14 @@ impl<'a> Chooser<'a> {
                 Role::Holds if self.estimate.resources[r].kind == ResourceKind::Memory => min_ns.max(usual_ns),
                 Role::Holds | Role::Through => min_ns.max(usual_ns).max(untold_ns),
             };
+            // What the machine held it up for is not its own time.
+            let own_ns = match self.estimate.resources[r].kind {
+                ResourceKind::System => u.usage_ns,
+                _ => u.usage_ns.saturating_sub(task.starved_ns.min(MOST_STARVED_NS)),
+            };
+            starved |= contends && u.usage_ns >= min_ns && own_ns < min_ns;
             // Where all take their short turns at a lock or a server, they have waited for those who had it before too.
-            let used_it = bars && u.usage_ns >= min_ns && u.usage_ns >= u.waited_ns / EXPLAINS_PART;
+            let used_it = bars && own_ns >= min_ns && u.usage_ns >= u.waited_ns / EXPLAINS_PART;
             contended |= contends;
             used |= contends && used_it;
             if used_it && u.gain_ns >= least_ns as f64 {
@@ -590,7 +602,7 @@ impl<'a> Chooser<'a> {
         } else if !contended {
             Some(WhyNot::NotContended)
         } else if !used {
-            Some(WhyNot::HardlyUsed)
+            Some(if starved { WhyNot::Starved } else { WhyNot::HardlyUsed })
         } else if !lasts {
             Some(WhyNot::SoonDone)
         } else if !helps {

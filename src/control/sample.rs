@@ -66,6 +66,34 @@ fn parse_stat(text: &str) -> Option<(bool, u64)> {
     Some((state == "D", fields.nth(38)?.parse().ok()?))
 }
 
+/// Field 3.
+fn parse_state(text: &str) -> Option<&str> {
+    text[text.rfind(')')? + 1..].split_ascii_whitespace().next()
+}
+
+/// A thread at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadState {
+    /// It runs, or would if it had a processor.
+    pub ready: bool,
+    pub cpu_ns: u64,
+}
+
+impl ThreadState {
+    /// None = the thread has ended, or /proc hides it.
+    pub fn read(pid: u32, tid: u32) -> Option<ThreadState> {
+        let mut line = [0u8; LINE_BYTES];
+        let mut open = |name: &str| {
+            let file = File::open(format!("/proc/{pid}/task/{tid}/{name}")).ok()?;
+            read(&file, &mut line).map(str::to_string)
+        };
+        // The sum first: whoever runs between the two reads shows it at the next look.
+        let (cpu_ns, _) = parse_schedstat(&open("schedstat")?)?;
+        let ready = parse_state(&open("stat")?)? == "R";
+        Some(ThreadState { ready, cpu_ns })
+    }
+}
+
 /// Bytes that went to or came from a disk.
 fn parse_io(text: &str) -> Option<u64> {
     let value = |name: &str| {
@@ -505,6 +533,33 @@ mod tests {
         let thread = Thread::open(pid, tid, true, true).unwrap();
         let reading = thread.read(&mut [0; LINE_BYTES]).expect("schedstat, stat and io of the own thread");
         assert!(reading.cpu_ns > 0 && !reading.asleep);
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_ready_and_one_that_sleeps_is_not() {
+        let (pid, me) = (std::process::id(), my_tid());
+        spin(Duration::from_millis(30));
+        let runs = ThreadState::read(pid, me).expect("the own thread");
+        assert!(runs.ready && runs.cpu_ns > 0);
+        let (tid, done) = (AtomicU32::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                tid.store(my_tid(), Relaxed);
+                while !done.load(Relaxed) {
+                    std::thread::park();
+                }
+            });
+            let asleep = || match tid.load(Relaxed) {
+                0 => false,
+                tid => !ThreadState::read(pid, tid).expect("a thread that lives").ready,
+            };
+            while !asleep() {
+                std::thread::yield_now();
+            }
+            done.store(true, Relaxed);
+            sleeper.thread().unpark();
+        });
+        assert_eq!(ThreadState::read(pid, u32::MAX), None);
     }
 
     fn my_tid() -> u32 {

@@ -113,6 +113,9 @@ pub struct TaskView {
     pub work_waited_ns: u64,
     /// What undoing its work would take, as the host estimates it; asked of candidates only. 0 = none or unknown.
     pub rollback_ns: u64,
+    /// For how long it has been ready to run without getting a processor, as the kernel says of candidates; 0 = it is not, or
+    /// not known.
+    pub starved_ns: u64,
     /// (done, total); None = never reported.
     pub progress: Option<(u64, u64)>,
     pub waits: Vec<Wait>,

@@ -48,6 +48,7 @@ fn task_json(t: &TaskView) -> String {
         .int("work_ns", t.work_ns)
         .int("work_waited_ns", t.work_waited_ns)
         .int("rollback_ns", t.rollback_ns)
+        .int("starved_ns", t.starved_ns)
         .raw("progress", &progress)
         .raw("waits", &waits)
         .raw("holdings", &holdings)

@@ -134,6 +134,7 @@ fn window(input: &mut Input) -> Window {
             waits,
             holdings,
             exec_ns: input.number(),
+            starved_ns: input.number(),
             ..TaskView::default()
         }
     });

@@ -43,13 +43,14 @@ prop_compose! {
         flags in prop::array::uniform5(prop::bool::weighted(0.15)),
         priority in -2..3i32,
         times in (time(), time(), time(), time()),
+        starved_ns in prop_oneof![4 => Just(0), 1 => time()],
         progress in prop::option::of((amount(), amount())),
         waits in prop::collection::vec(wait(), 0..3),
         holdings in prop::collection::vec(holding(), 0..4),
     ) -> TaskView {
         TaskView {
             protected: flags[0], cancellable: !flags[1], cancelled: flags[2], in_request: !flags[3], background: flags[4],
-            priority, age_ns: times.0, idle_ns: times.1, work_ns: times.1, exec_ns: times.2, progress, waits, holdings,
+            priority, age_ns: times.0, idle_ns: times.1, work_ns: times.1, exec_ns: times.2, progress, waits, holdings, starved_ns,
             ..TaskView::default()
         }
     }
@@ -193,8 +194,7 @@ impl<'a> Worth<'a> {
         let (r, min_ns) = (self.window.resources.iter().find(|r| r.id == u.resource).unwrap(), self.params.min_gain_ns);
         let task = &self.window.tasks[c.index];
         // Of a lock at most ten times as long as is usual, for those who gave it back may have waited for others.
-        let most_ns =
-            if r.kind == ResourceKind::Lock && r.usual_hold_ns > 0 { r.usual_hold_ns * 10 } else { u64::MAX };
+        let most_ns = if r.kind == ResourceKind::Lock && r.usual_hold_ns > 0 { r.usual_hold_ns * 10 } else { u64::MAX };
         let mut usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns.min(most_ns) * 20);
         if r.kind == ResourceKind::Lock {
             usual_ns = usual_ns.max(self.standing_ns.saturating_mul(3));
@@ -223,7 +223,9 @@ impl<'a> Worth<'a> {
             _ => true,
         };
         let left_ns = if c.progress.is_some() { min_ns.max(200 * MS) } else { min_ns };
-        waited && u.usage_ns >= least_ns.max(u.waited_ns / 2) && u.gain_ns >= left_ns as f64
+        let starved_ns = if r.kind == ResourceKind::System { 0 } else { task.starved_ns.min(1000 * MS) };
+        let own_ns = u.usage_ns.saturating_sub(starved_ns);
+        waited && own_ns >= least_ns && u.usage_ns >= u.waited_ns / 2 && u.gain_ns >= left_ns as f64
     }
 
     /// Per resource what `of` says of the use that counts; 0 where none does.

@@ -521,6 +521,23 @@ fn a_short_request_that_was_held_up_itself_for_a_moment_is_let_be() {
 }
 
 #[test]
+fn who_gets_no_processor_is_held_up_by_the_machine() {
+    // Case x3 beside a build that keeps all processors busy: a statement stood still for 263 ms with its row locks.
+    let mut s = stall(264, 9, 105);
+    assert_eq!(s.picked(), [1]);
+    s.get(1).starved_ns = 20 * MS;
+    assert!(s.picked().is_empty());
+    assert!(s.choose().rejected[0].why.contains("no processor"), "{:?}", s.choose());
+    let mut s = stall(400, 9, 105);
+    s.get(1).starved_ns = 60 * MS;
+    assert_eq!(s.picked(), [1], "a holder that shares a busy processor goes on");
+    // What never gets a processor goes in the end: others wait for it all the same.
+    let mut s = stall(1300, 9, 105);
+    s.get(1).starved_ns = 1290 * MS;
+    assert_eq!(s.picked(), [1]);
+}
+
+#[test]
 fn who_holds_a_lock_for_about_as_long_as_everybody_is_no_culprit() {
     let mut s = stall(300, 15, 90);
     assert_eq!(s.picked(), [1]);

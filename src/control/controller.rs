@@ -850,7 +850,7 @@ fn ask_kernel(region: &Region, estimate: &Estimate, window: &mut Window, starvat
             continue;
         };
         let (pid, tid) = (slot.owner.pid.load(Relaxed), slot.owner.tid.load(Relaxed));
-        if let Some(thread) = (tid != 0).then(|| ThreadState::read(pid, tid)).flatten() {
+        if let Some(thread) = ThreadState::read(pid, tid) {
             task.starved_ns = starvation.look(task.id, task.scope, thread, window.now_ns);
         }
     }

@@ -66,9 +66,11 @@ fn parse_stat(text: &str) -> Option<(bool, u64)> {
     Some((state == "D", fields.nth(38)?.parse().ok()?))
 }
 
-/// Field 3.
-fn parse_state(text: &str) -> Option<&str> {
-    text[text.rfind(')')? + 1..].split_ascii_whitespace().next()
+/// (runnable, number of the process's threads): fields 3 and 20.
+fn parse_state(text: &str) -> Option<(bool, u64)> {
+    let mut fields = text[text.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    Some((state == "R", fields.nth(16)?.parse().ok()?))
 }
 
 /// A thread at one moment.
@@ -80,17 +82,17 @@ pub struct ThreadState {
 }
 
 impl ThreadState {
-    /// None = the thread has ended, or /proc hides it.
+    /// `tid` 0: the process's only thread. None = it has ended, is one of several, or /proc hides it.
     pub fn read(pid: u32, tid: u32) -> Option<ThreadState> {
         let mut line = [0u8; LINE_BYTES];
         let mut open = |name: &str| {
-            let file = File::open(format!("/proc/{pid}/task/{tid}/{name}")).ok()?;
+            let file = File::open(format!("/proc/{pid}/task/{}/{name}", if tid == 0 { pid } else { tid })).ok()?;
             read(&file, &mut line).map(str::to_string)
         };
         // The sum first: whoever runs between the two reads shows it at the next look.
         let (cpu_ns, _) = parse_schedstat(&open("schedstat")?)?;
-        let ready = parse_state(&open("stat")?)? == "R";
-        Some(ThreadState { ready, cpu_ns })
+        let (ready, threads) = parse_state(&open("stat")?)?;
+        (tid != 0 || threads == 1).then_some(ThreadState { ready, cpu_ns })
     }
 }
 
@@ -508,6 +510,7 @@ mod tests {
         // Field 42 is the 40th after the command.
         let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
         assert_eq!(parse_stat(stat), Some((true, fields[39].parse().unwrap())));
+        assert_eq!(parse_state(stat), Some((false, 17)));
         assert_eq!(parse_io("rchar: 5\nwchar: 6\nread_bytes: 4096\nwrite_bytes: 8192\n"), Some(12288));
         assert_eq!(
             parse_pressure("some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 total=9\n"),
@@ -522,7 +525,7 @@ mod tests {
         #[test]
         fn any_text_is_borne(text in "\\PC{0,200}|([0-9]{1,25}[ )(\n]){0,60}|some total=[0-9]{0,25}|read_bytes: [0-9]{0,25}") {
             let _ = (parse_schedstat(&text), parse_stat(&text), parse_io(&text), parse_pressure(&text));
-            let _ = (parse_open_files(&text), parse_cgroup(&text));
+            let _ = (parse_open_files(&text), parse_cgroup(&text), parse_state(&text));
         }
     }
 
@@ -560,6 +563,14 @@ mod tests {
             sleeper.thread().unpark();
         });
         assert_eq!(ThreadState::read(pid, u32::MAX), None);
+        assert_eq!(ThreadState::read(pid, 0), None, "of several threads none is meant");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let sleeps = || !ThreadState::read(child.id(), 0).expect("its only thread").ready;
+        while !sleeps() {
+            std::thread::yield_now();
+        }
+        child.kill().and_then(|()| child.wait()).expect("a child that lives");
+        assert_eq!(ThreadState::read(child.id(), 0), None);
     }
 
     fn my_tid() -> u32 {

@@ -434,7 +434,7 @@ impl Controller {
             // Gains hang on progress.
             estimate = super::estimator::estimate(window, &params);
         }
-        ask_kernel(region, &estimate, window, &mut self.starvation);
+        ask_kernel(region, &estimate, window, &mut self.starvation, change);
         change.estimate(&mut estimate);
         let enforce = self.config.mode == Mode::Enforce;
         // Observe mode spends nothing, but names no more at once than enforcing could cancel.
@@ -737,6 +737,10 @@ impl Controller {
 /// Something else than the library does, for experiments: each stage's result passes through before the next takes it.
 pub trait Change {
     fn window(&mut self, _window: &mut Window) {}
+    /// What the kernel says of a thread, as [`ThreadState::read`].
+    fn thread(&mut self, pid: u32, tid: u32) -> Option<ThreadState> {
+        ThreadState::read(pid, tid)
+    }
     /// The window with the host's edges, before it is estimated.
     fn evidence(&mut self, _window: &mut Window) {}
     fn estimate(&mut self, _estimate: &mut Estimate) {}
@@ -832,7 +836,13 @@ fn ask_host(estimate: &Estimate, window: &mut Window, reports: &mut Reports) -> 
 }
 
 /// Asks the kernel of those who would give back most whether they get a processor.
-fn ask_kernel(region: &Region, estimate: &Estimate, window: &mut Window, starvation: &mut Starvation) {
+fn ask_kernel(
+    region: &Region,
+    estimate: &Estimate,
+    window: &mut Window,
+    starvation: &mut Starvation,
+    change: &mut dyn Change,
+) {
     starvation.tidy(window.now_ns);
     let at_work = |c: &&Candidate| {
         let task = &window.tasks[c.index];
@@ -850,7 +860,7 @@ fn ask_kernel(region: &Region, estimate: &Estimate, window: &mut Window, starvat
             continue;
         };
         let (pid, tid) = (slot.owner.pid.load(Relaxed), slot.owner.tid.load(Relaxed));
-        if let Some(thread) = ThreadState::read(pid, tid) {
+        if let Some(thread) = change.thread(pid, tid) {
             task.starved_ns = starvation.look(task.id, task.scope, thread, window.now_ns);
         }
     }
@@ -907,6 +917,56 @@ mod tests {
         assert_eq!(controller.pause(), stride);
         controller.config.clock = ClockChoice::Coarse;
         assert_eq!(controller.pause(), Controller::SHORT_PAUSE);
+    }
+
+    /// A stall, and a kernel that says of every thread that it is ready and never runs, or that it sleeps.
+    struct Kernel {
+        ready: bool,
+        picked_ns: Option<u64>,
+    }
+
+    impl Change for Kernel {
+        fn thread(&mut self, _pid: u32, _tid: u32) -> Option<ThreadState> {
+            Some(ThreadState { ready: self.ready, cpu_ns: 5 })
+        }
+
+        fn choice(&mut self, choice: &mut Choice, _now_ns: u64) {
+            self.picked_ns = self.picked_ns.or(choice.picks.first().map(|p| p.usage_ns));
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn who_gets_no_processor_is_let_be_for_a_second() {
+        let picked_ms = |ready: bool| {
+            let r = Region::anonymous(16, 16).unwrap();
+            let (h, me) = (r.header(), ProcessId::current());
+            // A clock that stands until it is set.
+            h.clock.mult.store(0, Relaxed);
+            h.clock.use_tsc.store(1, Relaxed);
+            let set = |ms: u64| h.clock.ns_base.store(1_000_000 * MS + ms * MS, Relaxed);
+            set(0);
+            h.clock.coarse_ns.store(h.clock.precise_ns(), Relaxed);
+            let mut config = Config::default();
+            config.apply_text("test", "mode = observe\nslo_ms = 20\nwindow_ms = 100\nclock = precise").unwrap();
+            h.publish_settings(&config).unwrap();
+            let lock = h.register("lock", crate::control::window::ResourceKind::Lock).unwrap();
+            let tasks: Vec<u64> = (1..10).map(|key| r.begin_task(me, key, 0).unwrap()).collect();
+            let trace = |task| &r.task(task).unwrap().trace;
+            let mut controller = Controller::new(me, &config);
+            let mut kernel = Kernel { ready, picked_ns: None };
+            for at_ms in (0..3000).step_by(5) {
+                set(at_ms);
+                if at_ms == 500 {
+                    trace(tasks[0]).acquire(h.clock.event_ns(), 0, lock, 1, 1);
+                    tasks[1..].iter().for_each(|&t| trace(t).wait_begin(h.clock.event_ns(), lock, 1));
+                }
+                controller.tick_changed(&r, None, &mut kernel);
+            }
+            kernel.picked_ns.expect("it goes in the end") / MS
+        };
+        assert!((250..300).contains(&picked_ms(false)), "asleep: {} ms", picked_ms(false));
+        assert!((1250..1300).contains(&picked_ms(true)), "starved: {} ms", picked_ms(true));
     }
 
     /// A suspended or moved machine: the counter is an hour off from one tick to the next, either way.

@@ -14,6 +14,7 @@ use atropos::config::{Config, Mode};
 use atropos::control::controller::{Change, Controller};
 use atropos::control::estimator::Estimate;
 use atropos::control::policy::Choice;
+use atropos::control::sample::ThreadState;
 use atropos::control::window::{ResourceKind, Window};
 use atropos::primitive::Ordering::{Acquire, Relaxed};
 use atropos::region::layout::{FLAG_IMPLICIT_REQUEST, FLAG_UNCANCELLABLE, WAITED_SHIFT};
@@ -356,6 +357,11 @@ impl Change for Less {
         if self.ablation == Ablation::NoInFlightAge {
             window.classes.iter_mut().for_each(|c| c.in_flight_age_ns.clear());
         }
+    }
+
+    /// The model's sessions are no threads of the kernel's.
+    fn thread(&mut self, _pid: u32, _tid: u32) -> Option<ThreadState> {
+        None
     }
 
     fn evidence(&mut self, window: &mut Window) {

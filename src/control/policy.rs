@@ -31,9 +31,12 @@ const MOST_SLOWED: u64 = 10;
 /// Whoever has held a lock for less than this many times what is usual is no culprit.
 const USUAL_TIMES: u64 = 5;
 /// Or than this many times what those have held it who give it back now. Of exponential times one in 22,000 is ten times
-/// the mean, and a busy server has those; of twenty times there is one in half a billion. Of a lock they count as slowed by
-/// no more than `MOST_SLOWED`: what they held it for includes their waits for other locks, perhaps for the culprit itself.
+/// the mean, and a busy server has those; of twenty times there is one in half a billion.
 const NOW_TIMES: u64 = 20;
+/// What they held a lock for includes their waits for others, perhaps for the culprit's. So where it is known what is usual,
+/// they count as slowed by no more than `MOST_SLOWED`, and together no more is asked for than this, ns, or as many times what
+/// is usual.
+const NOW_MOST_NS: u64 = 400_000_000;
 /// Where so many who wait for nothing and bar nobody are late as well, and they are this part of all who are late, something
 /// else holds the server up (the disk of its log, a starved machine), and locks are only held until that is over:
 const STANDING_LEAST: usize = 3;
@@ -371,11 +374,14 @@ impl Late {
 /// For how long at least a culprit has used the resource, by how long others do.
 fn usual_ns(resource: &ResourceWindow) -> u64 {
     let usual_ns = resource.usual_hold_ns;
-    let now_ns = match resource.kind {
-        ResourceKind::Lock if usual_ns > 0 => resource.turnover_ns.min(usual_ns.saturating_mul(MOST_SLOWED)),
-        _ => resource.turnover_ns,
+    let times = |ns: u64, times: u64| ns.saturating_mul(times);
+    let most_ns = match resource.kind {
+        ResourceKind::Lock if usual_ns > 0 => {
+            times(usual_ns, NOW_TIMES * MOST_SLOWED).min(times(usual_ns, NOW_TIMES).max(NOW_MOST_NS))
+        }
+        _ => u64::MAX,
     };
-    usual_ns.saturating_mul(USUAL_TIMES).max(now_ns.saturating_mul(NOW_TIMES))
+    times(usual_ns, USUAL_TIMES).max(times(resource.turnover_ns, NOW_TIMES).min(most_ns))
 }
 
 /// The state of one decision: who is picked so far and what that leaves.

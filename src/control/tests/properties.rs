@@ -193,9 +193,15 @@ impl<'a> Worth<'a> {
     fn counts(&self, c: &Candidate, u: &Use) -> bool {
         let (r, min_ns) = (self.window.resources.iter().find(|r| r.id == u.resource).unwrap(), self.params.min_gain_ns);
         let task = &self.window.tasks[c.index];
-        // Of a lock at most ten times as long as is usual, for those who gave it back may have waited for others.
-        let most_ns = if r.kind == ResourceKind::Lock && r.usual_hold_ns > 0 { r.usual_hold_ns * 10 } else { u64::MAX };
-        let mut usual_ns = (r.usual_hold_ns * 5).max(r.turnover_ns.min(most_ns) * 20);
+        // Of a lock at most 200 times what is usual, and 400 ms or 20 times, for those who gave it back may have waited for
+        // others.
+        let most_ns = match r.usual_hold_ns {
+            usual_ns if r.kind == ResourceKind::Lock && usual_ns > 0 => {
+                (usual_ns * 200).min((usual_ns * 20).max(400 * MS))
+            }
+            _ => u64::MAX,
+        };
+        let mut usual_ns = (r.usual_hold_ns * 5).max((r.turnover_ns * 20).min(most_ns));
         if r.kind == ResourceKind::Lock {
             usual_ns = usual_ns.max(self.standing_ns.saturating_mul(3));
         }

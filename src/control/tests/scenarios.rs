@@ -558,6 +558,11 @@ fn who_waited_for_other_locks_with_this_one_says_little_of_how_long_it_is_held()
     assert_eq!(s.picked(), [1]);
     s.window.resources[0].usual_hold_ns = 2 * MS;
     assert!(s.picked().is_empty(), "it may be ten times as slow");
+    for (usual_ms, held_ms, goes) in [(4, 390, false), (4, 401, true), (30, 590, false), (30, 601, true)] {
+        let mut s = stall(held_ms, 15, 90);
+        (s.window.resources[0].usual_hold_ns, s.window.resources[0].turnover_ns) = (usual_ms * MS, 38 * MS);
+        assert_eq!(!s.picked().is_empty(), goes, "{usual_ms} ms are usual, {held_ms} ms held");
+    }
     s.window.resources[0].usual_hold_ns = 0;
     assert!(s.picked().is_empty(), "nobody knows yet what is usual");
 }

@@ -56,6 +56,23 @@ fn budget_ns(name: &str) -> Option<f64> {
     }
 }
 
+/// What the limits took where the budgets were set (DESIGN section 12), ns.
+const ANCHORS: [(&str, f64); 5] = [
+    ("base/relaxed_store", 0.3),
+    ("base/library_call", 2.5),
+    ("base/fetch_add", 2.3),
+    ("base/rdtsc", 11.0),
+    ("base/clock_gettime", 28.0),
+];
+
+/// How many times as long the limits take here (the median), if they were measured.
+fn pace(rows: &[Row]) -> Option<f64> {
+    let times = |(name, ns): &(&str, f64)| Some(rows.iter().find(|r| r.name == *name)?.median_ns / ns);
+    let mut times: Vec<f64> = ANCHORS.iter().map(times).collect::<Option<_>>()?;
+    times.sort_by(f64::total_cmp);
+    Some(times[times.len() / 2])
+}
+
 /// Every estimate under `criterion` that is not older than `since`: leftovers of benchmarks that no longer exist stay out.
 fn read(criterion: &Path, since: SystemTime) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -113,11 +130,24 @@ fn time(ns: f64) -> String {
 }
 
 fn table(rows: &[Row], memory: &[Memory]) -> String {
-    let mut text = String::from("| what | median | 95% of it | spread | budget | |\n|---|--:|---|--:|--:|---|\n");
+    let pace = pace(rows);
+    let mut text = String::new();
+    if let Some(times) = pace {
+        let limits: Vec<String> = ANCHORS.iter().map(|(name, ns)| format!("{} {ns}", &name["base/".len()..])).collect();
+        let _ = writeln!(
+            text,
+            "The budgets were set on a machine with these limits, in ns: {}. Here they take {times:.2} times as long (the \
+             median): where a budget is met at that machine's pace it says so.\n",
+            limits.join(", ")
+        );
+    }
+    text.push_str("| what | median | 95% of it | spread | budget | |\n|---|--:|---|--:|--:|---|\n");
     for r in rows {
         let (budget, verdict) = match r.budget_ns {
             None => (String::new(), ""),
-            Some(b) => (time(b), if r.median_ns <= b { "met" } else { "**over**" }),
+            Some(b) if r.median_ns <= b => (time(b), "met"),
+            Some(b) if pace.is_some_and(|times| r.median_ns <= b * times) => (time(b), "over; met at that pace"),
+            Some(b) => (time(b), "**over**"),
         };
         let interval = format!("{} .. {}", time(r.low_ns), time(r.high_ns));
         let (median, spread) = (time(r.median_ns), time(r.spread_ns));
@@ -237,6 +267,29 @@ mod tests {
         ] {
             assert_eq!(budget_ns(name), budget, "{name}");
         }
+    }
+
+    #[test]
+    fn a_slower_machine_is_no_excuse_but_shown() {
+        let row = |name: &str, median_ns: f64| Row {
+            name: name.into(),
+            median_ns,
+            low_ns: median_ns,
+            high_ns: median_ns,
+            spread_ns: 0.0,
+            budget_ns: budget_ns(name),
+        };
+        let mut rows: Vec<Row> = ANCHORS.iter().map(|(name, ns)| row(name, ns * 2.0)).collect();
+        assert_eq!(pace(&rows), Some(2.0));
+        rows.extend([row("coarse/a", 5.0), row("coarse/b", 9.9), row("coarse/c", 10.1)]);
+        let text = table(&rows, &[]);
+        assert!(text.contains("2.00 times as long"));
+        let verdict = |name: &str| text.lines().find(|l| l.contains(name)).unwrap().rsplit('|').nth(1).unwrap().trim();
+        assert_eq!(
+            ["coarse/a", "coarse/b", "coarse/c"].map(verdict),
+            ["met", "over; met at that pace", "**over**"]
+        );
+        assert_eq!(pace(&rows[1..]), None, "not all limits were measured");
     }
 
     #[test]

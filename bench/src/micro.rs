@@ -285,10 +285,7 @@ mod tests {
         let text = table(&rows, &[]);
         assert!(text.contains("2.00 times as long"));
         let verdict = |name: &str| text.lines().find(|l| l.contains(name)).unwrap().rsplit('|').nth(1).unwrap().trim();
-        assert_eq!(
-            ["coarse/a", "coarse/b", "coarse/c"].map(verdict),
-            ["met", "over; met at that pace", "**over**"]
-        );
+        assert_eq!(["coarse/a", "coarse/b", "coarse/c"].map(verdict), ["met", "over; met at that pace", "**over**"]);
         assert_eq!(pace(&rows[1..]), None, "not all limits were measured");
     }
 

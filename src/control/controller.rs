@@ -39,7 +39,7 @@ const MAX_ASKED: usize = 32;
 /// The kernel is asked about at most so many, which takes two files of /proc each, some 15 us.
 const MAX_ASKED_OF_KERNEL: usize = 4;
 /// Whoever has used something for less is no culprit yet, and for more is one though it starved for as long as counts.
-const STARVED_MATTERS_NS: std::ops::Range<u64> = 50 * MS..2000 * MS;
+const STARVED_MATTERS_NS: std::ops::Range<u64> = 20 * MS..2000 * MS;
 /// Dead owners are looked for this often; their start times, which cost a read of /proc each, less often.
 const REAP_NS: u64 = 500 * MS;
 const REAP_THOROUGH_NS: u64 = 10_000 * MS;

@@ -559,11 +559,11 @@ mod tests {
             while !asleep() {
                 std::thread::yield_now();
             }
+            assert_eq!(ThreadState::read(pid, 0), None, "of several threads none is meant");
             done.store(true, Relaxed);
             sleeper.thread().unpark();
         });
         assert_eq!(ThreadState::read(pid, u32::MAX), None);
-        assert_eq!(ThreadState::read(pid, 0), None, "of several threads none is meant");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
         let sleeps = || !ThreadState::read(child.id(), 0).expect("its only thread").ready;
         while !sleeps() {

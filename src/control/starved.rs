@@ -2,7 +2,8 @@
 //!
 //! On a machine with more work than processors a thread may stand still for hundreds of milliseconds with a lock in its
 //! hands. To those who wait for it it looks like a culprit; a cancel would reach it no sooner than the processor does. The
-//! kernel knows: such a thread is runnable, and its CPU time stands still. Only the few are asked about who might be
+//! kernel knows: such a thread is runnable, and its CPU time stands still (on a processor without ticks that of a running one
+//! does so, too, for up to a second: then it is judged so much later). Only the few are asked about who might be
 //! cancelled, and only while an overload lasts.
 
 use super::sample::ThreadState;

@@ -135,7 +135,7 @@ impl Collector {
         self.usual_at_ns = now_ns;
         let mut totals = Totals::default();
         let tasks = ahead(used_tasks(region), |t| t.trace.ask_for_first_line(), |t| t.trace.ask_for_other_lines());
-        let workers = region.workers().iter().take(region.header().workers_used.load(Acquire) as usize);
+        let workers = used_workers(region).iter();
         tasks.map(|t| &t.trace).chain(workers.map(|w| &w.trace)).for_each(|trace| trace.add_totals(&mut totals));
         for (usual, total) in self.usual.iter_mut().zip(&totals) {
             let held_ns = grown(total.hold_ns, usual.total_hold_ns);
@@ -170,10 +170,11 @@ impl Collector {
         let Some(newest) = self.samples.back_mut() else { return };
         let times = Times::new(newest.at_ns, &self.gaps);
         let tasks = ahead(used_tasks(region), |t| t.ask_for_first_lines(true), |t| t.trace.ask_for_other_lines());
-        let traces = tasks.map(|slot| (slot.state.load(Acquire) & 3 == ACTIVE, &slot.trace));
-        for (live, trace) in traces.chain(region.live_workers().map(|w| (true, &w.trace))) {
+        let tasks = tasks.map(|slot| (&slot.state, &slot.trace));
+        let workers = used_workers(region).iter().map(|w| (&w.state, &w.trace));
+        for (state, trace) in tasks.chain(workers) {
             trace.add_totals(&mut totals);
-            if live {
+            if state.load(Acquire) & 3 == ACTIVE {
                 count_unstable(region, trace.view_into(since_ns, &mut self.room.trace));
                 add_running(&self.room.trace, &times, &mut totals);
             }
@@ -298,8 +299,9 @@ impl Collector {
         }
         if detailed {
             tasks.truncate(parents.len());
+            // What those did who have gone stays; what is done ends with them.
+            used_workers(region).iter().for_each(|worker| worker.trace.add_totals(&mut totals));
             for worker in region.live_workers() {
-                worker.trace.add_totals(&mut totals);
                 count_unstable(region, worker.trace.view_into(since_ns, trace));
                 add_running(trace, &times, &mut totals);
                 let Some(at) = place_of(tasks, worker.task.load(Relaxed)) else { continue };
@@ -450,6 +452,12 @@ fn say(trouble: Trouble) {
 fn used_tasks(region: &Region) -> &[TaskSlot] {
     let used = region.header().tasks_used.load(Acquire) as usize;
     &region.tasks()[..used.min(region.tasks().len())]
+}
+
+/// As well, of workers.
+fn used_workers(region: &Region) -> &[WorkerSlot] {
+    let used = region.header().workers_used.load(Acquire) as usize;
+    &region.workers()[..used.min(region.workers().len())]
 }
 
 /// The list's room, for another list.
@@ -905,6 +913,36 @@ mod tests {
         assert_eq!(instances, [1, 2]);
         assert_eq!(w.edges[0].blocker, parent);
         assert_eq!(family_head(&r, child), parent);
+    }
+
+    #[test]
+    fn what_workers_did_stays_when_they_go_and_counts_once_when_they_come_back() {
+        let (r, me, lock) = setup();
+        let parent = r.begin_task(me, 1, 0).unwrap();
+        let t0 = r.now_ns();
+        let work = |from_ns: u64, ns: u64| {
+            let worker = r.attach(me, parent).unwrap();
+            r.worker(worker).unwrap().trace.acquire(from_ns, 0, lock, 1, 1);
+            r.worker(worker).unwrap().trace.release(from_ns + ns, lock, 1, 1);
+            r.detach(worker);
+        };
+        // Long before anything is looked at.
+        work(t0 - 50_000 * MS, 40_000 * MS);
+        let mut c = Collector::default();
+        c.window(&r, t0, 100 * MS, false);
+        c.measure_resources(&r);
+        let held = |c: &mut Collector, at_ns| {
+            let w = c.window(&r, at_ns, 100 * MS, true);
+            (w.resources[0].hold_ns / MS, w.resources[0].acquired)
+        };
+        work(t0 + 10 * MS, 10 * MS);
+        assert_eq!(held(&mut c, t0 + 50 * MS), (10, 1));
+        work(t0 + 60 * MS, 20 * MS);
+        work(t0 + 80 * MS, 5 * MS);
+        assert_eq!(held(&mut c, t0 + 90 * MS), (35, 3));
+        let worker = r.attach(me, parent).unwrap();
+        assert_eq!(held(&mut c, t0 + 95 * MS), (35, 3), "a worker begins with nothing done");
+        r.detach(worker);
     }
 
     #[test]

@@ -454,7 +454,7 @@ fn used_tasks(region: &Region) -> &[TaskSlot] {
     &region.tasks()[..used.min(region.tasks().len())]
 }
 
-/// As well, of workers.
+/// The same of workers.
 fn used_workers(region: &Region) -> &[WorkerSlot] {
     let used = region.header().workers_used.load(Acquire) as usize;
     &region.workers()[..used.min(region.workers().len())]

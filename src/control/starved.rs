@@ -98,27 +98,28 @@ mod tests {
             }
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let idle = scope.spawn(|| {
                 pin(libc::SCHED_IDLE);
                 // SAFETY: gettid has no arguments and cannot fail.
                 tid.store(unsafe { libc::syscall(libc::SYS_gettid) } as u32, Relaxed);
                 spin();
             });
-            while tid.load(Relaxed) == 0 {
+            while tid.load(Relaxed) == 0 && !idle.is_finished() {
                 std::thread::yield_now();
             }
-            scope.spawn(|| {
+            let busy = scope.spawn(|| {
                 pin(libc::SCHED_OTHER);
                 spin();
             });
             let (mut starvation, begin) = (Starvation::default(), std::time::Instant::now());
             let mut starved_ns = 0;
-            while starved_ns < 30 * MS {
+            while starved_ns < 30 * MS && !idle.is_finished() && !busy.is_finished() {
                 std::thread::sleep(std::time::Duration::from_millis(5));
                 let thread = ThreadState::read(std::process::id(), tid.load(Relaxed)).expect("a thread that lives");
                 starved_ns = starvation.look(1, 1, thread, begin.elapsed().as_nanos() as u64);
             }
             done.store(true, Relaxed);
+            // If either has ended before, it has failed: the scope says so.
         });
     }
 

@@ -6,7 +6,7 @@
 //! without some task. Requests that arrive draw all their numbers from one stream that nothing else uses, so that two
 //! copies see the same arrivals whatever else differs.
 
-use crate::rng::Rng;
+use crate::rng::{exponential, log_normal, whole, Rng};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -299,12 +299,40 @@ impl Lock {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Arrival,
     Retry { attempts: u8 },
     Timer { session: u32, epoch: u32 },
     Timeout { session: u32, request: u32 },
     React { session: u32, request: u32 },
     Long { index: u32 },
+}
+
+/// What an ordinary request will be, each evenly in 0..1: thrown for all of them, and only for those that come made something of.
+struct Dice {
+    class: f64,
+    cpu: (f64, f64),
+    delay: f64,
+    hot: f64,
+    table: f64,
+    write: f64,
+}
+
+impl Dice {
+    fn throw(rng: &mut Rng) -> Dice {
+        Dice {
+            class: rng.unit(),
+            cpu: (rng.unit(), rng.unit()),
+            delay: rng.unit(),
+            hot: rng.unit(),
+            table: rng.unit(),
+            write: rng.unit(),
+        }
+    }
+}
+
+/// `ceil` for what is at most 2^53, 0 below it: a call of the library's for each event is dear.
+fn rounded_up(x: f64) -> u64 {
+    let whole = x as u64;
+    whole + ((whole as f64) < x) as u64
 }
 
 /// Who waits for whom, as the host itself would answer.
@@ -333,6 +361,8 @@ pub struct Host {
     running: usize,
     cpu: BinaryHeap<Reverse<(u64, u32, u32)>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    /// The next arrival: half of all events, and there is always just one.
+    arrival: (u64, u64),
     sequence: u64,
     ready: VecDeque<usize>,
     arrivals: Rng,
@@ -369,6 +399,7 @@ impl Host {
             running: 0,
             cpu: BinaryHeap::new(),
             events: BinaryHeap::new(),
+            arrival: (0, 0),
             sequence: 0,
             ready: VecDeque::new(),
             arrivals: Rng::new(spec.seed ^ 0xa11),
@@ -404,7 +435,8 @@ impl Host {
 
     fn next_arrival(&mut self) {
         let gap = self.arrivals.exponential(1e9 / self.peak_per_s);
-        self.post(self.now_ns + gap as u64, Event::Arrival);
+        self.sequence += 1;
+        self.arrival = (self.now_ns + gap as u64, self.sequence);
     }
 
     /// Runs up to and including `until_ns`.
@@ -422,16 +454,18 @@ impl Host {
             }
             let speed = self.speed();
             let done_ns = self.cpu.peek().map_or(u64::MAX, |&Reverse((to, ..))| {
-                self.now_ns + ((f64::from_bits(to) - self.service) / speed).ceil().max(0.0) as u64
+                let service = f64::from_bits(to) - self.service;
+                self.now_ns + rounded_up(if speed == 1.0 { service } else { service / speed })
             });
-            let event_ns = self.events.peek().map_or(u64::MAX, |&Reverse((at, ..))| at);
+            let event = self.events.peek().map_or((u64::MAX, u64::MAX), |&Reverse((at, sequence, _))| (at, sequence));
+            let event_ns = event.0.min(self.arrival.0);
             let at_ns = done_ns.min(event_ns);
             if at_ns > until_ns {
-                self.pass(until_ns);
+                self.pass(until_ns, speed);
                 tap.at(until_ns);
                 return;
             }
-            self.pass(at_ns);
+            self.pass(at_ns, speed);
             tap.at(at_ns);
             if done_ns <= event_ns {
                 if let Some(Reverse((to, s, _))) = self.cpu.pop() {
@@ -439,6 +473,8 @@ impl Host {
                     self.leave(s as usize);
                     self.step_on(s as usize);
                 }
+            } else if self.arrival < event {
+                self.arrive_if_due(tap);
             } else if let Some(Reverse((_, _, event))) = self.events.pop() {
                 self.handle(event, tap);
             }
@@ -446,11 +482,17 @@ impl Host {
     }
 
     fn speed(&self) -> f64 {
-        (self.spec.cores / self.running.max(1) as f64).min(1.0)
+        let running = self.running as f64;
+        if running <= self.spec.cores {
+            1.0
+        } else {
+            self.spec.cores / running
+        }
     }
 
-    fn pass(&mut self, to_ns: u64) {
-        self.service += (to_ns - self.now_ns) as f64 * self.speed();
+    /// Those who run do so at `speed` until then.
+    fn pass(&mut self, to_ns: u64, speed: f64) {
+        self.service += (to_ns - self.now_ns) as f64 * speed;
         self.now_ns = to_ns;
     }
 
@@ -470,20 +512,22 @@ impl Host {
         self.ready.push_back(s);
     }
 
+    /// Requests come at the peak's rate, and of them so many are taken as are due now.
+    fn arrive_if_due<T: Tap>(&mut self, tap: &mut T) {
+        self.next_arrival();
+        let spec = &*self.spec;
+        let rate = spec.rate_per_s * spec.shapes.iter().map(|s| s.factor(self.now_ns)).product::<f64>();
+        let dice = Dice::throw(&mut self.arrivals);
+        if self.arrivals.chance(rate / self.peak_per_s) {
+            let script = Host::ordinary(spec, &dice, self.now_ns);
+            self.arrive(script, 0, tap);
+        }
+    }
+
     fn handle<T: Tap>(&mut self, event: Event, tap: &mut T) {
         match event {
-            Event::Arrival => {
-                self.next_arrival();
-                let spec = self.spec.clone();
-                let rate = spec.rate_per_s * spec.shapes.iter().map(|s| s.factor(self.now_ns)).product::<f64>();
-                let script = Host::ordinary(&spec, &mut self.arrivals, self.now_ns);
-                if self.arrivals.chance(rate / self.peak_per_s) {
-                    self.arrive(script, 0, tap);
-                }
-            }
             Event::Retry { attempts } => {
-                let spec = self.spec.clone();
-                let script = Host::ordinary(&spec, &mut self.other, self.now_ns);
+                let script = Host::ordinary(&self.spec, &Dice::throw(&mut self.other), self.now_ns);
                 self.arrive(script, attempts, tap);
             }
             Event::Timer { session, epoch } => self.timer(session as usize, epoch, tap),
@@ -505,20 +549,19 @@ impl Host {
         }
     }
 
-    fn ordinary(spec: &Spec, rng: &mut Rng, now_ns: u64) -> (u16, [Option<Step>; SCRIPT]) {
+    fn ordinary(spec: &Spec, dice: &Dice, now_ns: u64) -> (u16, [Option<Step>; SCRIPT]) {
         let mut class = 0;
-        let mut u = rng.unit();
+        let mut u = dice.class;
         while class + 1 < spec.classes.len() && u >= spec.classes[class].share {
             u -= spec.classes[class].share;
             class += 1;
         }
         let c = &spec.classes[class];
         let slow = spec.slow.filter(|s| (s.0..s.1).contains(&now_ns)).map_or(1.0, |s| s.2);
-        let cpu = rng.log_normal(c.cpu_ns, c.sigma) * slow;
-        let delay = rng.exponential(1.0) * c.delay_ns * slow;
-        let (hot, which, write) = (rng.chance(spec.hot_share), rng.whole(0, spec.tables as u64 - 1), rng.unit());
-        let table = if hot { 0 } else { which as u32 };
-        let write = write < spec.write_share;
+        let cpu = log_normal(c.cpu_ns, c.sigma, dice.cpu) * slow;
+        let delay = exponential(1.0, dice.delay) * c.delay_ns * slow;
+        let table = if dice.hot < spec.hot_share { 0 } else { whole(0, spec.tables as u64 - 1, dice.table) as u32 };
+        let write = dice.write < spec.write_share;
         let script = [
             (spec.workers > 0).then_some(Step::Worker),
             Some(Step::Cpu(cpu * 0.3)),

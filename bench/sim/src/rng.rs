@@ -45,7 +45,7 @@ impl Rng {
 
     /// Evenly among the whole numbers low..=high.
     pub fn whole(&mut self, low: u64, high: u64) -> u64 {
-        low + (self.unit() * (high - low + 1) as f64) as u64
+        whole(low, high, self.unit())
     }
 
     pub fn chance(&mut self, p: f64) -> bool {
@@ -54,15 +54,27 @@ impl Rng {
 
     /// Exponential with this mean.
     pub fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.unit()).ln()
+        exponential(mean, self.unit())
     }
+}
 
-    /// Log-normal with this mean; `sigma` is the deviation of its logarithm (0 = constant).
-    pub fn log_normal(&mut self, mean: f64, sigma: f64) -> f64 {
-        // Box and Muller's transform; the second number of the pair is not needed.
-        let normal = (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
-        mean * (sigma * normal - sigma * sigma / 2.0).exp()
-    }
+// What even numbers in 0..1 make: whoever may not need it throws them and waits with the rest.
+
+/// Evenly among the whole numbers low..=high.
+pub fn whole(low: u64, high: u64, unit: f64) -> u64 {
+    low + (unit * (high - low + 1) as f64) as u64
+}
+
+/// Exponential with this mean.
+pub fn exponential(mean: f64, unit: f64) -> f64 {
+    -mean * (1.0 - unit).ln()
+}
+
+/// Log-normal with this mean; `sigma` is the deviation of its logarithm (0 = constant).
+pub fn log_normal(mean: f64, sigma: f64, units: (f64, f64)) -> f64 {
+    // Box and Muller's transform; the second number of the pair is not needed.
+    let normal = (-2.0 * (1.0 - units.0).ln()).sqrt() * (std::f64::consts::TAU * units.1).cos();
+    mean * (sigma * normal - sigma * sigma / 2.0).exp()
 }
 
 #[cfg(test)]
@@ -74,7 +86,7 @@ mod tests {
         let mut r = Rng::new(7);
         let n = 200_000;
         let exponential: f64 = (0..n).map(|_| r.exponential(3.0)).sum::<f64>() / n as f64;
-        let log_normal: f64 = (0..n).map(|_| r.log_normal(3.0, 0.8)).sum::<f64>() / n as f64;
+        let log_normal: f64 = (0..n).map(|_| log_normal(3.0, 0.8, (r.unit(), r.unit()))).sum::<f64>() / n as f64;
         assert!((exponential - 3.0).abs() < 0.05 && (log_normal - 3.0).abs() < 0.08, "{exponential} {log_normal}");
         let mut copy = r.clone();
         assert_eq!((0..9).map(|_| r.next()).collect::<Vec<_>>(), (0..9).map(|_| copy.next()).collect::<Vec<_>>());

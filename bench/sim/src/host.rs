@@ -863,9 +863,12 @@ impl Host {
         if std::mem::take(&mut self.sessions[s].in_request) {
             tap.end(s, ok);
         }
-        for table in locks {
+        for &table in &locks {
             self.admit(table, tap);
         }
+        // The list's room, for the session's next request.
+        self.sessions[s].locks = locks;
+        self.sessions[s].locks.clear();
         if worker {
             match self.worker_queue.pop_front() {
                 Some(next) => self.got_worker(next, tap),

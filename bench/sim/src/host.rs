@@ -306,7 +306,8 @@ enum Event {
     Long { index: u32 },
 }
 
-/// What an ordinary request will be, each evenly in 0..1: thrown for all of them, and only for those that come made something of.
+/// What an ordinary request will be, each evenly in 0..1. They are thrown for every request, so that all copies of a host throw
+/// the same; what they mean is worked out only for those that are taken.
 struct Dice {
     class: f64,
     cpu: (f64, f64),
@@ -361,7 +362,7 @@ pub struct Host {
     running: usize,
     cpu: BinaryHeap<Reverse<(u64, u32, u32)>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// The next arrival: half of all events, and there is always just one.
+    /// The next arrival (time, sequence): there is always just one, which need not wait in the heap.
     arrival: (u64, u64),
     sequence: u64,
     ready: VecDeque<usize>,
@@ -1076,6 +1077,13 @@ mod tests {
     fn busy_at(host: &mut Host, ms: u64) -> Vec<usize> {
         host.run(ms * MS, &mut NoTap);
         host.long_sessions().into_iter().map(|s| s - 4).collect()
+    }
+
+    #[test]
+    fn times_are_rounded_up() {
+        for x in [-3.5, -0.0, 0.0, 1e-9, 0.5, 1.0, 1.5, 1e9 + 0.25, (1u64 << 53) as f64] {
+            assert_eq!(rounded_up(x), x.ceil().max(0.0) as u64, "{x}");
+        }
     }
 
     #[test]

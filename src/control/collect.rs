@@ -134,8 +134,8 @@ impl Collector {
         let skip = std::mem::take(&mut self.usual_spoilt) || self.usual_at_ns == 0;
         self.usual_at_ns = now_ns;
         let mut totals = Totals::default();
-        let tasks = ahead(used_tasks(region), |t| t.trace.ask_for_first_line(), |t| t.trace.ask_for_other_lines());
-        let workers = used_workers(region).iter();
+        let tasks = ahead(region.used_tasks(), |t| t.trace.ask_for_first_line(), |t| t.trace.ask_for_other_lines());
+        let workers = region.used_workers().iter();
         tasks.map(|t| &t.trace).chain(workers.map(|w| &w.trace)).for_each(|trace| trace.add_totals(&mut totals));
         for (usual, total) in self.usual.iter_mut().zip(&totals) {
             let held_ns = grown(total.hold_ns, usual.total_hold_ns);
@@ -169,9 +169,9 @@ impl Collector {
         let mut totals = Totals::default();
         let Some(newest) = self.samples.back_mut() else { return };
         let times = Times::new(newest.at_ns, &self.gaps);
-        let tasks = ahead(used_tasks(region), |t| t.ask_for_first_lines(true), |t| t.trace.ask_for_other_lines());
+        let tasks = ahead(region.used_tasks(), |t| t.ask_for_first_lines(true), |t| t.trace.ask_for_other_lines());
         let tasks = tasks.map(|slot| (&slot.state, &slot.trace));
-        let workers = used_workers(region).iter().map(|w| (&w.state, &w.trace));
+        let workers = region.used_workers().iter().map(|w| (&w.state, &w.trace));
         for (state, trace) in tasks.chain(workers) {
             trace.add_totals(&mut totals);
             if state.load(Acquire) & 3 == ACTIVE {
@@ -205,7 +205,7 @@ impl Collector {
         self.completions = 0;
         self.measured_ns = 0;
         let slots = ahead(
-            used_tasks(region),
+            region.used_tasks(),
             |slot| slot.ask_for_first_lines(detailed),
             |slot| {
                 if detailed {
@@ -300,7 +300,7 @@ impl Collector {
         if detailed {
             tasks.truncate(parents.len());
             // What those did who have gone stays; what is done ends with them.
-            used_workers(region).iter().for_each(|worker| worker.trace.add_totals(&mut totals));
+            region.used_workers().iter().for_each(|worker| worker.trace.add_totals(&mut totals));
             for worker in region.live_workers() {
                 count_unstable(region, worker.trace.view_into(since_ns, trace));
                 add_running(trace, &times, &mut totals);
@@ -446,18 +446,6 @@ fn add_system(
 
 fn say(trouble: Trouble) {
     action::log(Level::Warning, trouble.words());
-}
-
-/// The slots that may have been used.
-fn used_tasks(region: &Region) -> &[TaskSlot] {
-    let used = region.header().tasks_used.load(Acquire) as usize;
-    &region.tasks()[..used.min(region.tasks().len())]
-}
-
-/// The same of workers.
-fn used_workers(region: &Region) -> &[WorkerSlot] {
-    let used = region.header().workers_used.load(Acquire) as usize;
-    &region.workers()[..used.min(region.workers().len())]
 }
 
 /// The list's room, for another list.

@@ -383,7 +383,6 @@ impl Sampler {
     /// Threads of tasks that run, or that have completed a request since the last look.
     fn jobs(&mut self, region: &Region, now_ns: u64) -> Vec<Job> {
         let since_ns = region.header().clock.tracing_since_ns();
-        let used = region.header().tasks_used.load(Acquire) as usize;
         let mut jobs = Vec::new();
         let job = |index: usize, slot: &TaskSlot, owner: &Owner, running: bool, age_ns: u64| Job {
             running,
@@ -398,7 +397,7 @@ impl Sampler {
             start if start == 0 || start < since_ns => None,
             start => Some(now_ns.saturating_sub(start)),
         };
-        for (index, slot) in region.tasks().iter().take(used).enumerate() {
+        for (index, slot) in region.used_tasks().iter().enumerate() {
             let state = slot.state.load(Acquire) & 3;
             if (state != ACTIVE && state != CACHED) || slot.owner.tid.load(Relaxed) == 0 {
                 continue;

@@ -296,6 +296,20 @@ impl Region {
         }
     }
 
+    /// The tasks' slots that have ever been used: free ones among them, but whatever is live, or was, is here.
+    /// Whoever looks through a table looks here, so that a large one that is nearly empty costs nothing.
+    pub fn used_tasks(&self) -> &[TaskSlot] {
+        let (slots, used) = (self.tasks(), self.header().tasks_used.load(Acquire) as usize);
+        // The count lies in memory that others write: never more than there is.
+        &slots[..used.min(slots.len())]
+    }
+
+    /// The same of workers.
+    pub fn used_workers(&self) -> &[WorkerSlot] {
+        let (slots, used) = (self.workers(), self.header().workers_used.load(Acquire) as usize);
+        &slots[..used.min(slots.len())]
+    }
+
     /// Gives the memory back to the system. In its place, in this process only, stand zeros, every field's valid first
     /// state: a call that another thread is still inside finds an empty region.
     pub fn discard(&self) {

@@ -208,8 +208,7 @@ impl Region {
 
     /// Live task slots with their handles.
     pub fn live_tasks(&self) -> impl Iterator<Item = (u64, &TaskSlot)> {
-        let used = self.header().tasks_used.load(Acquire) as usize;
-        self.tasks().iter().take(used).enumerate().filter_map(|(i, slot)| {
+        self.used_tasks().iter().enumerate().filter_map(|(i, slot)| {
             let word = slot.state.load(Acquire);
             (word & 3 == ACTIVE).then(|| (handle_of(i, word), slot))
         })
@@ -217,8 +216,7 @@ impl Region {
 
     /// Live extra workers.
     pub fn live_workers(&self) -> impl Iterator<Item = &WorkerSlot> {
-        let used = self.header().workers_used.load(Acquire) as usize;
-        self.workers().iter().take(used).filter(|slot| slot.state.load(Acquire) & 3 == ACTIVE)
+        self.used_workers().iter().filter(|slot| slot.state.load(Acquire) & 3 == ACTIVE)
     }
 
     /// Frees the slots of dead processes. `thorough` also compares start times, which reads /proc.
@@ -240,12 +238,10 @@ impl Region {
         let h = self.header();
         let (me, now_ns) = (std::process::id(), self.now_ns());
         let mut reaped = 0;
-        let tasks = self.tasks().iter().take(h.tasks_used.load(Acquire) as usize);
-        let workers = self.workers().iter().take(h.workers_used.load(Acquire) as usize);
-        for slot in tasks {
+        for slot in self.used_tasks() {
             reaped += reap_slot(slot, me, now_ns, &mut dead) as usize;
         }
-        for slot in workers {
+        for slot in self.used_workers() {
             reaped += reap_slot(slot, me, now_ns, &mut dead) as usize;
         }
         self.reap_agents(dead);

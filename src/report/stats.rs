@@ -2,7 +2,7 @@
 
 use super::json::Json;
 use crate::cancel::retry::state_of;
-use crate::primitive::Ordering::{Acquire, Relaxed};
+use crate::primitive::Ordering::Relaxed;
 use crate::region::layout::*;
 use crate::region::{text, Region};
 use crate::trace::view::Totals;
@@ -34,9 +34,8 @@ pub fn json(region: &Region) -> String {
     let mut tasks = Json::array();
     let mut lost = 0u64;
     let mut unmatched = 0u64;
-    let used = h.tasks_used.load(Acquire) as usize;
-    let traces = region.tasks().iter().take(used).map(|t| &t.trace);
-    let workers = region.workers().iter().take(h.workers_used.load(Acquire) as usize).map(|w| &w.trace);
+    let traces = region.used_tasks().iter().map(|t| &t.trace);
+    let workers = region.used_workers().iter().map(|w| &w.trace);
     for trace in traces.chain(workers) {
         trace.add_totals(&mut totals);
         lost += trace.holdings_lost.load(Relaxed) as u64;

@@ -310,11 +310,12 @@ fn case(a: CaseArgs) -> Result<bool> {
         a.runs,
         modes.iter().map(|m| m.name()).collect::<Vec<_>>().join(", ")
     );
-    let records = runner::run_rounds(host, case, &modes, a.runs, &options, |r: &Record| {
+    let once = |mode, run, clean| runner::run_once(host, case, mode, run, clean, &options);
+    let records = runner::run_rounds(&modes, a.runs, once, |r: &Record| {
         println!("{}", runner::summary(r));
         json.add(r)
     })?;
-    let judged = record::judge(case, &records);
+    let judged = record::judge(case.expect, &records);
     let mut text = format!(
         "{}: {}\n\nMedians (smallest..largest); \"first cancel\" of observe is the would-be decision.\n\n{}\n",
         case.id,

@@ -1,8 +1,15 @@
 //! Many short statements on 16 connections while cancels fly: a cancel must hit the statement it was meant for or
 //! nobody. What the races on each host share; the statements are the host's.
+use anyhow::{ensure, Result};
 use serde::Serialize;
+use std::time::Duration;
 
 pub const CONNECTIONS: usize = 16;
+/// What the integration tests run of each: aimed cancels take seconds for it. Under contention that would take minutes, so it
+/// is a part there, and all of it in the `race` command.
+pub const AIMED_STATEMENTS: u64 = 100_000;
+pub const CONTENTION_STATEMENTS: u64 = 20_000;
+pub const AT_MOST: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
@@ -37,6 +44,12 @@ impl Report {
             text += &format!("\n  {e}");
         }
         text
+    }
+
+    /// The words of a race that held and ran `statements` or more; an error if it did not.
+    pub fn passed(&self, what: &str, statements: u64) -> Result<String> {
+        ensure!(self.holds() && self.statements >= statements, "{}", self.text(what));
+        Ok(self.text(what))
     }
 
     /// Holds when nothing was hit wrongly and the test had a chance to fail: cancels flew and some arrived.

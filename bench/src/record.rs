@@ -305,8 +305,8 @@ pub fn markdown(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// What the medians over all runs say against the case's limits, in words; (holds, text) each.
-pub fn judge(case: &Case, records: &[Record]) -> Vec<(bool, String)> {
+/// What the medians over all runs say against what is expected, in words; (holds, text) each.
+pub fn judge(expect: Expect, records: &[Record]) -> Vec<(bool, String)> {
     let mut said = vec![];
     let judged = records.iter().filter(|r| r.verdict != NOT_JUDGED).count();
     let passed = records.iter().filter(|r| r.verdict == "pass").count();
@@ -314,26 +314,26 @@ pub fn judge(case: &Case, records: &[Record]) -> Vec<(bool, String)> {
         passed == judged,
         format!("{passed} of {judged} runs as they must be (who was cancelled, who was not, what was recorded)"),
     ));
-    let Expect::Culprits { stall_s, limits } = &case.expect else {
+    let Expect::Culprits { stall_s, limits } = expect else {
         return said;
     };
     let median = |mode, f: fn(&Record) -> Option<f64>| {
         measure::spread(records.iter().filter(|r| r.mode == mode).filter_map(f)).map(|s| s.0)
     };
     if let Some(seen) = median(Mode::Off, |r| Some(r.stall_s)) {
-        said.push((seen >= *stall_s, format!("off: the stall is really there, {seen:.1} s (at least {stall_s} s)")));
+        said.push((seen >= stall_s, format!("off: the stall is really there, {seen:.1} s (at least {stall_s} s)")));
     }
     let enforced = records.iter().any(|r| r.mode == Mode::Enforce);
     if let (Some(Limits { first_cancel_ms, tps_ratio, p99_ratio }), true) = (limits, enforced) {
         let first = median(Mode::Enforce, |r| r.first_cancel_ms).unwrap_or(f64::INFINITY);
         said.push((
-            first <= *first_cancel_ms,
+            first <= first_cancel_ms,
             format!("enforce: told to stop {first:.0} ms after the onset (at most {first_cancel_ms} ms)"),
         ));
         let tps = median(Mode::Enforce, |r| Some(r.tps_ratio)).unwrap_or(f64::NAN);
-        said.push((tps >= *tps_ratio, format!("enforce: throughput {tps:.3} of clean (at least {tps_ratio})")));
+        said.push((tps >= tps_ratio, format!("enforce: throughput {tps:.3} of clean (at least {tps_ratio})")));
         let p99 = median(Mode::Enforce, |r| Some(r.p99_ratio)).unwrap_or(f64::NAN);
-        said.push((p99 <= *p99_ratio, format!("enforce: p99 {p99:.3} of clean (at most {p99_ratio})")));
+        said.push((p99 <= p99_ratio, format!("enforce: p99 {p99:.3} of clean (at most {p99_ratio})")));
     }
     said
 }
@@ -464,5 +464,70 @@ mod tests {
         assert!(!faults("c6", Mode::Off, std::slice::from_ref(&free), &[], 0, 1.0).is_empty());
         assert!(faults("x5", Mode::Enforce, &[], &[], 0, 0.0).is_empty());
         assert!(!faults("x5", Mode::Enforce, &[], &[decision(9, "ended")], 0, 0.0).is_empty());
+    }
+
+    fn record(mode: Mode, first_cancel_ms: Option<f64>, tps_ratio: f64, stall_s: f64, verdict: &str) -> Record {
+        Record {
+            case: "x".into(),
+            host: "x",
+            host_version: "1".into(),
+            mode,
+            run: 1,
+            seed: 1,
+            duration_s: 20.0,
+            clean_tps: 100.0,
+            tps: 100.0 * tps_ratio,
+            tps_ratio,
+            clean_p99_ms: 10.0,
+            p99_ms: 10.0,
+            p99_ratio: 1.0,
+            stall_s,
+            onset_ms: 10_000.0,
+            first_cancel_ms,
+            recovered_ms: None,
+            cancelled: 0,
+            false_cancelled: 0,
+            dropped: 0,
+            retried_ok: 0,
+            slo_met: true,
+            clean_from: "round",
+            variant: "patched",
+            first_would_cancel_ms: None,
+            would_cancel: 0,
+            culprit_saw_ms: None,
+            culprit_error: None,
+            culprit_lived_ms: None,
+            p50_ms: 1.0,
+            max_ms: 20.0,
+            p99_open_ms: 10.0,
+            clean_p99_open_ms: 10.0,
+            quiet_tps: 100.0,
+            quiet_p99_ms: 10.0,
+            completed: 1000,
+            conflicts: 0,
+            other_errors: vec![],
+            actors: vec![],
+            decisions: vec![],
+            verdict: verdict.into(),
+        }
+    }
+
+    #[test]
+    fn medians_are_held_against_the_limits() {
+        let limits = Limits { first_cancel_ms: 500.0, tps_ratio: 0.97, p99_ratio: 1.1 };
+        let expect = Expect::Culprits { stall_s: 8.0, limits: Some(limits) };
+        let enforce = |first_ms, tps_ratio| record(Mode::Enforce, Some(first_ms), tps_ratio, 0.2, "pass");
+        let mut records = vec![enforce(100.0, 0.9), enforce(200.0, 0.98), enforce(900.0, 0.99)];
+        records.push(record(Mode::Off, None, 0.5, 10.0, "pass"));
+        let holds = |records: &[Record]| judge(expect, records).iter().map(|(holds, _)| *holds).collect::<Vec<_>>();
+        assert_eq!(holds(&records), [true; 5], "runs, stall, told, throughput, p99");
+        records[1].tps_ratio = 0.96;
+        records[3].stall_s = 7.0;
+        records[0].verdict = "somebody else was cancelled".into();
+        assert_eq!(holds(&records), [false, false, true, false, true]);
+        // Nobody told at all is no median of those who were.
+        records.iter_mut().for_each(|r| r.first_cancel_ms = None);
+        assert!(!holds(&records)[2]);
+        assert_eq!(judge(Expect::Nobody, &records).len(), 1);
     }
 }

@@ -274,16 +274,15 @@ pub fn summary(r: &Record) -> String {
     )
 }
 
-/// Runs `modes` for `runs` rounds. Rounds rotate the order of the modes after the clean one, so that no mode always
-/// meets the same state of the machine; the clean run comes first since the others are held against it.
-pub fn run_rounds(
-    host: &dyn Host,
-    case: &Case,
+/// Runs `modes` for `runs` rounds; `once` runs one mode, beside the clean run of its round if there was one. Rounds rotate
+/// the order of the modes after the clean one, so that no mode always meets the same state of the machine; the clean run
+/// comes first since the others are held against it.
+pub fn run_rounds<R>(
     modes: &[Mode],
     runs: u32,
-    o: &Options,
-    mut each: impl FnMut(&Record) -> Result<()>,
-) -> Result<Vec<Record>> {
+    mut once: impl FnMut(Mode, u32, Option<Part>) -> Result<(R, Part)>,
+    mut each: impl FnMut(&R) -> Result<()>,
+) -> Result<Vec<R>> {
     let mut records = vec![];
     for run in 1..=runs {
         let mut clean = None;
@@ -296,7 +295,7 @@ pub fn run_rounds(
             order.insert(0, Mode::Clean);
         }
         for mode in order {
-            let (record, part) = run_once(host, case, mode, run, clean, o)?;
+            let (record, part) = once(mode, run, clean)?;
             if mode == Mode::Clean {
                 clean = Some(part);
             }
@@ -314,4 +313,38 @@ fn without_replay(decision: &serde_json::Value) -> serde_json::Value {
         fields.remove("replay");
     }
     decision
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mode_runs_beside_its_rounds_clean_run_and_the_others_take_turns() {
+        let modes = [Mode::Off, Mode::Clean, Mode::Observe, Mode::Enforce];
+        let once = |mode: Mode, run: u32, clean: Option<Part>| {
+            let part = Part { tps: run.into(), ..Part::default() };
+            Ok(((run, mode, clean.map(|c| c.tps)), part))
+        };
+        let mut told = 0;
+        let records = run_rounds(&modes, 3, once, |_| {
+            told += 1;
+            Ok(())
+        });
+        let records = records.unwrap();
+        assert_eq!((told, records.len()), (12, 12));
+        let order = |run: u32| records.iter().filter(|r| r.0 == run).map(|r| r.1).collect::<Vec<_>>();
+        assert_eq!(order(1), [Mode::Clean, Mode::Off, Mode::Observe, Mode::Enforce]);
+        assert_eq!(order(2), [Mode::Clean, Mode::Observe, Mode::Enforce, Mode::Off]);
+        assert_eq!(order(3), [Mode::Clean, Mode::Enforce, Mode::Off, Mode::Observe]);
+        for (run, mode, clean) in records {
+            assert_eq!(clean, (mode != Mode::Clean).then_some(run.into()), "{run} {mode:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_clean_run_there_is_none_to_be_held_against() {
+        let once = |_, _, clean: Option<Part>| Ok((clean.is_some(), Part::default()));
+        assert_eq!(run_rounds(&[Mode::Enforce], 2, once, |_| Ok(())).unwrap(), [false, false]);
+    }
 }

@@ -9,6 +9,7 @@ use crate::callgrind;
 use crate::host::Variant;
 use crate::record::{self, Mode};
 use crate::results::{self, JsonLines, Recorded};
+use crate::runner;
 use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -75,7 +76,8 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
                 names.join(", "),
                 install.versions().join(", ")
             );
-            let of = run::run_rounds(&install, case, &o.modes, o.runs, &setup, |r| {
+            let once = |mode, run, clean| run::run_once(&install, case, mode, run, clean, &setup);
+            let of = runner::run_rounds(&o.modes, o.runs, once, |r: &WebRecord| {
                 println!("{}", run::summary(r));
                 json.add(r)
             })?;
@@ -90,7 +92,7 @@ pub fn case(o: &CaseOptions) -> Result<bool> {
             for peer in o.modes.iter().filter(|m| m.peer()) {
                 text += &format!("{}: {}.\n\n", peer.name(), cases::means(*peer, setup.slots));
             }
-            for (holds, said) in run::judge(case, &setup, &of) {
+            for (holds, said) in record::judge(run::expected(case, &setup), &plain) {
                 all_hold &= holds;
                 text += &format!("- {} {said}\n", if holds { "holds:" } else { "FALLS SHORT:" });
             }

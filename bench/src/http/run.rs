@@ -1,9 +1,9 @@
-//! One run of a case on httpd, and the rounds of a measurement.
+//! One run of a case on httpd.
 use super::cases::{self, Case, Noise, NoiseRun, Request};
 use super::install::Install;
 use super::load::{self, Log};
 use super::server::{Config, Httpd, Mpm};
-use crate::cases::{Expect, Limits, Role};
+use crate::cases::{Expect, Role};
 use crate::clock::{self, ms, now_ns, sleep_until};
 use crate::decisions::{self, Decision};
 use crate::host::Variant;
@@ -166,6 +166,17 @@ fn least_stall_s(case: &Case, setup: &Setup, after_s: f64) -> f64 {
     match case.expect {
         Expect::Culprits { stall_s, .. } if setup.slots <= case.slots => stall_s.min(after_s - 4.0).max(0.0),
         _ => 0.0,
+    }
+}
+
+/// What the case expects, with the least stall that can be in this set-up.
+pub fn expected(case: &Case, setup: &Setup) -> Expect {
+    match case.expect {
+        Expect::Culprits { limits, .. } => {
+            let stall_s = least_stall_s(case, setup, setup.duration_s.unwrap_or(case.timing.after_s));
+            Expect::Culprits { stall_s, limits }
+        }
+        Expect::Nobody => Expect::Nobody,
     }
 }
 
@@ -381,70 +392,4 @@ pub fn summary(w: &WebRecord) -> String {
         w.victims_refused,
         r.verdict
     )
-}
-
-/// Runs `modes` for `runs` rounds; rounds rotate the order of the modes after the clean one, against which the others
-/// are held.
-pub fn run_rounds(
-    install: &Install,
-    case: &Case,
-    modes: &[Mode],
-    runs: u32,
-    setup: &Setup,
-    mut each: impl FnMut(&WebRecord) -> Result<()>,
-) -> Result<Vec<WebRecord>> {
-    let mut records = vec![];
-    for run in 1..=runs {
-        let mut clean = None;
-        let mut order: Vec<Mode> = modes.iter().copied().filter(|m| *m != Mode::Clean).collect();
-        if !order.is_empty() {
-            let shift = (run as usize - 1) % order.len();
-            order.rotate_left(shift);
-        }
-        if modes.contains(&Mode::Clean) {
-            order.insert(0, Mode::Clean);
-        }
-        for mode in order {
-            let (record, part) = run_once(install, case, mode, run, clean, setup)?;
-            if mode == Mode::Clean {
-                clean = Some(part);
-            }
-            each(&record)?;
-            records.push(record);
-        }
-    }
-    Ok(records)
-}
-
-/// What the medians over all runs say against the case's limits, in words; (holds, text) each.
-pub fn judge(case: &Case, setup: &Setup, records: &[WebRecord]) -> Vec<(bool, String)> {
-    let judged = records.iter().filter(|r| r.record.verdict != NOT_JUDGED).count();
-    let passed = records.iter().filter(|r| r.record.verdict == "pass").count();
-    let mut said = vec![(
-        passed == judged,
-        format!("{passed} of {judged} runs as they must be (who was cancelled, who was not, what was recorded)"),
-    )];
-    let Expect::Culprits { limits, .. } = &case.expect else {
-        return said;
-    };
-    let median = |mode, f: fn(&Record) -> Option<f64>| {
-        measure::spread(records.iter().map(|w| &w.record).filter(|r| r.mode == mode).filter_map(f)).map(|s| s.0)
-    };
-    if let Some(seen) = median(Mode::Off, |r| Some(r.stall_s)) {
-        let least = least_stall_s(case, setup, setup.duration_s.unwrap_or(case.timing.after_s));
-        said.push((seen >= least, format!("off: the stall is really there, {seen:.1} s (at least {least} s)")));
-    }
-    let enforced = records.iter().any(|r| r.record.mode == Mode::Enforce);
-    if let (Some(Limits { first_cancel_ms, tps_ratio, p99_ratio }), true) = (limits, enforced) {
-        let first = median(Mode::Enforce, |r| r.first_cancel_ms).unwrap_or(f64::INFINITY);
-        said.push((
-            first <= *first_cancel_ms,
-            format!("enforce: told to stop {first:.0} ms after the onset (at most {first_cancel_ms} ms)"),
-        ));
-        let tps = median(Mode::Enforce, |r| Some(r.tps_ratio)).unwrap_or(f64::NAN);
-        said.push((tps >= *tps_ratio, format!("enforce: throughput {tps:.3} of clean (at least {tps_ratio})")));
-        let p99 = median(Mode::Enforce, |r| Some(r.p99_ratio)).unwrap_or(f64::NAN);
-        said.push((p99 <= *p99_ratio, format!("enforce: p99 {p99:.3} of clean (at most {p99_ratio})")));
-    }
-    said
 }
